@@ -1,0 +1,1 @@
+"""Decoupled DiLoCo: resilient distributed pre-training in JAX."""
