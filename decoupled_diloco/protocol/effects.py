@@ -1,0 +1,164 @@
+"""What a machine asks its shell to do, in this order and nothing else."""
+
+import dataclasses
+from typing import TypeAlias
+
+from decoupled_diloco.protocol.messages import Contribution, Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Send:
+  """Send a message to one learner (from a learner: to the syncer)."""
+
+  learner: int
+  message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Broadcast:
+  """Send a message without payload to every connected learner."""
+
+  message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendFragments:
+  """Send these fragments, each as a publication of its current value."""
+
+  learner: int
+  fragments: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+  """One contribution's part in a merge."""
+
+  learner: int
+  weight: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Merge:
+  """Merge a round, apply the outer update, make it durable; then `MergeDone`.
+
+  Attributes:
+    version: the version that this makes.
+    shares: who is merged, with which weight.
+  """
+
+  round: int
+  fragment: int
+  version: int
+  shares: tuple[Share, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Publish:
+  """Send a merged round with its payload to these learners."""
+
+  round: int
+  fragment: int
+  version: int
+  contributors: tuple[int, ...]
+  learners: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Discard:
+  """Forget the payload of a contribution that will not be merged."""
+
+  learner: int
+  round: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disconnect:
+  """Close a learner's connection."""
+
+  learner: int
+  incarnation: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WakeAt:
+  """Give a `TimePassed` event then, unless a later `WakeAt` replaces it."""
+
+  at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Notice:
+  """Tell the people who watch; given once, when it changes."""
+
+  text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finish:
+  """Save what is final and stop; nothing follows."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HandOver:
+  """Encode the fragment's delta as it is at this boundary, and send it."""
+
+  contribution: Contribution
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resend:
+  """Send the payload of a hand-over again, as it was."""
+
+  contribution: Contribution
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adopt:
+  """Replace the learner's copy of a fragment by the staged newer version.
+
+  Attributes:
+    round: the round that made this version.
+    merged_round: the learner's own hand-over of this fragment that was merged
+      since it last adopted it; -1 if none was.
+  """
+
+  round: int
+  fragment: int
+  version: int
+  merged_round: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartScan:
+  """Train one scan; its first inner step is this step of the run."""
+
+  global_step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wait:
+  """Start no scan before an event says so."""
+
+  reason: str
+
+
+Effect: TypeAlias = (
+  Send
+  | Broadcast
+  | SendFragments
+  | Merge
+  | Publish
+  | Discard
+  | Disconnect
+  | WakeAt
+  | Notice
+  | Finish
+  | HandOver
+  | Resend
+  | Adopt
+  | StartScan
+  | Wait
+)

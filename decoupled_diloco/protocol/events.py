@@ -1,0 +1,118 @@
+"""What a machine is told.
+
+Each machine of this protocol is `step(state, event) -> (state, effects)`. Time
+enters it only as `event.now`, in seconds of whatever clock its shell keeps: a
+real one, a virtual one, or a script.
+"""
+
+import dataclasses
+from typing import TypeAlias
+
+from decoupled_diloco.protocol.messages import Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PayloadFacts:
+  """What the shell found out about a payload, without which nothing decides.
+
+  Attributes:
+    num_bytes: its size on the wire, framing included.
+    is_intact: length and checksum are right.
+    norm: Euclidean norm of the decoded delta; None if it is not finite, or if
+      the payload could not be decoded.
+  """
+
+  num_bytes: int
+  is_intact: bool = True
+  norm: float | None = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MessageArrived:
+  """A message came in whole; `payload` is None for one that carries none."""
+
+  now: float
+  message: Message
+  payload: PayloadFacts | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConnectionLost:
+  """A connection broke; at the syncer, that of this learner's incarnation."""
+
+  now: float
+  learner: int
+  incarnation: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimePassed:
+  """It is now at least the time that the last `WakeAt` asked for."""
+
+  now: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MergeDone:
+  """The syncer's shell has merged a round and made it durable.
+
+  Attributes:
+    num_bytes: size of the publication's payload.
+    norm: Euclidean norm of the merged delta.
+  """
+
+  now: float
+  round: int
+  num_bytes: int
+  norm: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StopRequested:
+  """Somebody wants the run to drain and end now."""
+
+  now: float
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compiled:
+  """The learner's functions are compiled and all fragments are in place."""
+
+  now: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScanEnded:
+  """The learner has finished a scan.
+
+  Attributes:
+    steps, tokens: inner steps and tokens of this scan.
+    seconds: how long it took.
+  """
+
+  now: float
+  steps: int
+  tokens: int
+  seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HandOverDropped:
+  """The learner's shell could not send a hand-over and let it go."""
+
+  now: float
+  round: int
+
+
+Event: TypeAlias = (
+  MessageArrived
+  | ConnectionLost
+  | TimePassed
+  | MergeDone
+  | StopRequested
+  | Compiled
+  | ScanEnded
+  | HandOverDropped
+)

@@ -1,0 +1,93 @@
+"""Every message, event and effect as one JSON line, and back.
+
+The lines of a machine, each event followed by its effects, are the event tape:
+a machine that is fed the events of a tape again gives the same effects.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias, get_args
+
+from decoupled_diloco.protocol.effects import Effect, Share
+from decoupled_diloco.protocol.events import Event, PayloadFacts
+from decoupled_diloco.protocol.messages import Message, Reason, Refusal
+
+Record: TypeAlias = Message | Event | Effect | PayloadFacts | Share
+
+_RECORDS: Mapping[str, type] = {
+  record.__name__: record for record in get_args(Record)
+}
+
+
+def to_jsonable(record: Record) -> dict[str, Any]:
+  """A record as a JSON object whose first member is its type."""
+
+  def convert(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+      fields = dataclasses.fields(value)
+      return {
+        'type': type(value).__name__,
+        **{field.name: convert(getattr(value, field.name)) for field in fields},
+      }
+    if isinstance(value, tuple):
+      return [convert(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+      raise ValueError(
+        f'{type(record).__name__} holds {value}, which JSON cannot; use None.'
+      )
+    return value
+
+  return convert(record)
+
+
+def to_json(record: Record) -> str:
+  """A record as one line of JSON. Floats survive exactly.
+
+  >>> to_json(Refusal(2, 7, 1, Reason.LATE, 'round 7 is closed'))[:42]
+  '{"type":"Refusal","learner":2,"round":7,"f'
+  """
+  return json.dumps(to_jsonable(record), separators=(',', ':'))
+
+
+def from_jsonable(value: Mapping[str, Any]) -> Record:
+  """The inverse of `to_jsonable`.
+
+  Raises:
+    ValueError: if the object is no record, or its members are not its fields.
+  """
+  members = dict(value)
+  name = members.pop('type', None)
+  record = _RECORDS.get(name) if isinstance(name, str) else None
+  if record is None:
+    raise ValueError(f'{name!r} is no record of this protocol.')
+  converted = {key: _field_value(item) for key, item in members.items()}
+  if record is Refusal:
+    converted['reason'] = Reason(converted['reason'])
+  try:
+    return record(**converted)
+  except TypeError as error:
+    raise ValueError(
+      f'{name} with members {sorted(members)}: {error}'
+    ) from None
+
+
+def from_json(line: str) -> Record:
+  """The record of one line.
+
+  Raises:
+    ValueError: if the line is no JSON object or no record.
+  """
+  value = json.loads(line)
+  if not isinstance(value, dict):
+    raise ValueError(f'A record is a JSON object, not {type(value).__name__}.')
+  return from_jsonable(value)
+
+
+def _field_value(value: Any) -> Any:
+  if isinstance(value, dict):
+    return from_jsonable(value)
+  if isinstance(value, list):
+    return tuple(_field_value(item) for item in value)
+  return value
