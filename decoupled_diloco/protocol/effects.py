@@ -30,6 +30,23 @@ class SendFragments:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GraceBegan:
+  """For those who watch: a round has its quorum, and this much grace.
+
+  Attributes:
+    quorum_seconds: from the first contribution to the quorum.
+    grace_seconds: how long more contributions are admitted, at most.
+    reason: where that figure comes from.
+  """
+
+  round: int
+  fragment: int
+  quorum_seconds: float
+  grace_seconds: float
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Share:
   """One contribution's part in a merge."""
 
@@ -61,6 +78,14 @@ class Publish:
   version: int
   contributors: tuple[int, ...]
   learners: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accept:
+  """Keep the payload that came with this event until a merge or `Discard`."""
+
+  learner: int
+  round: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,9 +121,15 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finish:
-  """Save what is final and stop; nothing follows."""
+  """Save what is final and stop; nothing follows.
+
+  Attributes:
+    reason: a sentence for people.
+    is_failure: it ends because it may not take part.
+  """
 
   reason: str
+  is_failure: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,6 +163,14 @@ class Adopt:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Forget:
+  """A hand-over will not be merged: let go of what was kept for it."""
+
+  round: int
+  fragment: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StartScan:
   """Train one scan; its first inner step is this step of the run."""
 
@@ -146,9 +185,11 @@ class Wait:
 
 
 Effect: TypeAlias = (
-  Send
+  Accept
+  | Send
   | Broadcast
   | SendFragments
+  | GraceBegan
   | Merge
   | Publish
   | Discard
@@ -159,6 +200,7 @@ Effect: TypeAlias = (
   | HandOver
   | Resend
   | Adopt
+  | Forget
   | StartScan
   | Wait
 )

@@ -35,6 +35,7 @@ class Hello:
     learner: which learner, 0 <= learner < M.
     layout: digest of the fragment plan and the codecs; must equal the syncer's.
     run_id: the run that this process already belongs to; '' if it is new.
+    incarnation: the last one that this process was given; 0 if none.
     versions: the version of every fragment that it holds; () if none.
     protocol: version of this message set.
   """
@@ -42,6 +43,7 @@ class Hello:
   learner: int
   layout: str
   run_id: str = ''
+  incarnation: int = 0
   versions: tuple[int, ...] = ()
   protocol: int = PROTOCOL_VERSION
 
@@ -136,22 +138,23 @@ class Welcome:
     incarnation: number of this life of the learner; older ones are fenced.
     run_id: name of the run.
     round: the newest open round; -1 before the first.
+    last_round: the newest round that holds a contribution of this learner, of
+      whatever incarnation; -1 if none.
     versions: current version of every fragment.
     merged_rounds: per fragment, the last round in which a contribution of this
       learner was merged; -1 if never.
     total_steps, total_tokens: how far this learner had come, as last heard.
-    draining: whether the run is in its drain.
   """
 
   learner: int
   incarnation: int
   run_id: str
   round: int
+  last_round: int
   versions: tuple[int, ...]
   merged_rounds: tuple[int, ...]
   total_steps: int = 0
   total_tokens: int = 0
-  draining: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,9 +195,10 @@ class Publication:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-  """A contribution was not accepted."""
+  """A contribution was not accepted, or was dropped before its merge."""
 
   learner: int
+  incarnation: int
   round: int
   fragment: int
   reason: Reason

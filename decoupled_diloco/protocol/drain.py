@@ -1,0 +1,110 @@
+"""The end of a run: every fragment is merged once more, from whoever is there.
+
+When the budget is met, rounds that have a quorum are closed at once and those
+that have none are cancelled: the work in their contributions is handed over
+again. Then P rounds follow in which every learner hands over every fragment it
+has trained since it last adopted it; after that it trains no further. A round
+of the drain ends when everybody who is connected is in or has said farewell,
+or when the time is up, so that a learner that finished early, hangs or died
+holds nobody up.
+"""
+
+from decoupled_diloco.protocol import pace
+from decoupled_diloco.protocol.effects import (
+  Broadcast,
+  Discard,
+  Effect,
+  Finish,
+  Notice,
+)
+from decoupled_diloco.protocol.messages import DrainStarted, Reason, RunEnded
+from decoupled_diloco.protocol.rounds import Stage
+from decoupled_diloco.protocol.syncer_state import (
+  Phase,
+  SyncerOptions,
+  SyncerState,
+)
+
+
+def met_budget(options: SyncerOptions, state: SyncerState) -> str | None:
+  """Which budget is met, in words; None if none is."""
+  budget = options.budget
+  if budget.rounds and state.current >= budget.rounds:
+    return f'{budget.rounds} rounds'
+  if budget.merged_tokens and state.merged_tokens >= budget.merged_tokens:
+    return f'{budget.merged_tokens:,} merged tokens'
+  return None
+
+
+def begin(
+  options: SyncerOptions,
+  state: SyncerState,
+  now: float,
+  reason: str,
+  effects: list[Effect],
+) -> SyncerState:
+  """Ends the ordinary rounds and asks every learner for what it has."""
+  if state.phase not in (Phase.GATHERING, Phase.RUNNING):
+    return state
+  newest = max([-1, state.current - 1, *state.rounds])
+  for number in sorted(state.rounds):
+    round_ = state.rounds[number]
+    if round_.stage is Stage.GRACE or (
+      round_.stage is Stage.OPEN
+      and len(round_.contributors) >= options.quorum.min_learners
+    ):
+      state = state.with_round(
+        round_._replace(stage=Stage.CLOSED, closed_at=now)
+      )
+    elif round_.stage is Stage.OPEN:
+      for entry in round_.entries:
+        pace.refuse(
+          entry,
+          Reason.DRAINING,
+          f'the run drains and round {number} has no quorum; hand over again',
+          effects,
+        )
+        effects.append(Discard(entry.learner, number))
+      state = state.without_round(number)
+  effects.append(Notice(f'Draining: {reason}.'))
+  drain_seconds = options.budget.drain_seconds
+  effects.append(Broadcast(DrainStarted(newest + 1, drain_seconds)))
+  return state._replace(
+    phase=Phase.DRAINING,
+    current=newest + 1,
+    drain_until=now + drain_seconds,
+    end_reason=reason,
+  )
+
+
+def close(
+  options: SyncerOptions, state: SyncerState, now: float
+) -> SyncerState:
+  """Closes the drain's rounds that nobody can or may join any more."""
+  if state.phase is not Phase.DRAINING:
+    return state
+  is_over = now >= state.drain_until
+  for number in range(
+    state.current, state.current + options.schedule.num_fragments
+  ):
+    round_ = state.rounds.get(number)
+    if round_ is None or round_.stage is not Stage.OPEN:
+      continue
+    if is_over or state.expected <= round_.contributors:
+      state = state.with_round(
+        round_._replace(stage=Stage.CLOSED, closed_at=now)
+      )
+  return state
+
+
+def finish(
+  state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  """Ends the run when nothing is being merged and nobody can add anything."""
+  if state.phase is not Phase.DRAINING or state.rounds:
+    return state
+  if state.expected and now < state.drain_until:
+    return state
+  effects.append(Broadcast(RunEnded(state.end_reason)))
+  effects.append(Finish(state.end_reason))
+  return state._replace(phase=Phase.FINISHED)

@@ -1,0 +1,288 @@
+"""A learner's decisions, as a pure state machine.
+
+Everything happens at scan boundaries: the fragment of the next round is handed
+over *first* (so that its delta holds the whole scan), then newer versions that
+have come in are adopted, then the next scan starts. Only a learner that waits,
+joins or drains acts between boundaries.
+"""
+
+from collections.abc import Mapping
+
+from decoupled_diloco.protocol import hand_over
+from decoupled_diloco.protocol.effects import (
+  Adopt,
+  Effect,
+  Finish,
+  Forget,
+  Send,
+  StartScan,
+  Wait,
+  WakeAt,
+)
+from decoupled_diloco.protocol.events import (
+  Compiled,
+  ConnectionLost,
+  Event,
+  HandOverDropped,
+  MessageArrived,
+  ScanEnded,
+  StopRequested,
+  TimePassed,
+)
+from decoupled_diloco.protocol.learner_state import (
+  LearnerOptions,
+  LearnerState,
+  Ledger,
+  Phase,
+  Staged,
+  initial_state,
+)
+from decoupled_diloco.protocol.machine import Machine
+from decoupled_diloco.protocol.messages import (
+  DrainStarted,
+  Message,
+  Publication,
+  Ready,
+  Receipt,
+  Refusal,
+  Rejection,
+  RoundOpened,
+  RunEnded,
+  Welcome,
+)
+
+
+def learner_machine(options: LearnerOptions) -> Machine[LearnerState]:
+  """One learner of a run, as `init` and `step`.
+
+  Events that it takes: `MessageArrived` (from the syncer), `ConnectionLost`,
+  `Compiled`, `ScanEnded`, `HandOverDropped`, `StopRequested`, `TimePassed`.
+  """
+
+  def step(
+    state: LearnerState, event: Event
+  ) -> tuple[LearnerState, tuple[Effect, ...]]:
+    effects: list[Effect] = []
+    if state.phase is Phase.FINISHED:
+      return state, ()
+    match event:
+      case MessageArrived(now=now, message=message):
+        state = _hear(options, state, now, message, effects)
+      case ConnectionLost():
+        state = state._replace(is_connected=False)
+      case Compiled():
+        state = state._replace(is_compiled=True)
+      case ScanEnded():
+        state = _end_scan(options, state, event, effects)
+      case HandOverDropped(round=round_):
+        state = hand_over.lose(options, state, round_, effects)
+      case StopRequested(reason=reason):
+        effects.append(
+          Send(options.learner, hand_over.farewell(options, state, reason))
+        )
+        state = _finish(state, reason, effects)
+      case TimePassed(now=now):
+        if state.leave_at is not None and now >= state.leave_at:
+          state = _finish(
+            state, 'the syncer did not end the run in time', effects
+          )
+      case _:
+        raise ValueError(f'{event} is no event of a learner.')
+    if state.phase not in (Phase.FINISHED, Phase.TRAINING):
+      state = _act_between_scans(options, state, effects)
+    return state, tuple(effects)
+
+  return Machine(lambda: initial_state(options), step)
+
+
+def _hear(
+  options: LearnerOptions,
+  state: LearnerState,
+  now: float,
+  message: Message,
+  effects: list[Effect],
+) -> LearnerState:
+  match message:
+    case Welcome():
+      return _enter(options, state, message, effects)
+    case RoundOpened(round=round_):
+      return state._replace(newest_round=max(state.newest_round, round_))
+    case Publication():
+      return _stage(options, state, message, effects)
+    case Refusal():
+      return hand_over.take_refusal(options, state, message, effects)
+    case DrainStarted(first_round=first, seconds=seconds):
+      # Twice the syncer's own limit: it, not the learner, ends the run.
+      leave_at = now + 2 * seconds
+      effects.append(WakeAt(leave_at))
+      return state._replace(drain_first=first, leave_at=leave_at)
+    case RunEnded(reason=reason):
+      return _finish(state, reason, effects)
+    case Rejection(reason=reason):
+      return _finish(state, reason, effects, is_rejected=True)
+    case _:
+      raise ValueError(f'{type(message).__name__} is no message of a syncer.')
+
+
+def _enter(
+  options: LearnerOptions,
+  state: LearnerState,
+  welcome: Welcome,
+  effects: list[Effect],
+) -> LearnerState:
+  """Takes part from here on; settles what was in flight when the link broke."""
+  ledgers = []
+  for fragment, ledger in enumerate(state.ledgers):
+    flight = ledger.flight
+    if flight and welcome.merged_rounds[fragment] == flight.round:
+      ledger = ledger._replace(flight=flight._replace(is_merged=True))
+    elif flight and flight.round > welcome.last_round:
+      effects.append(Forget(flight.round, fragment))
+      ledger = ledger._replace(flight=None)
+    ledgers.append(ledger)
+  state = state._replace(
+    is_connected=True,
+    is_announced=False,
+    incarnation=welcome.incarnation,
+    run_id=welcome.run_id,
+    newest_round=max(state.newest_round, welcome.round),
+    last_round=welcome.last_round,
+    total_steps=max(state.total_steps, welcome.total_steps),
+    total_tokens=max(state.total_tokens, welcome.total_tokens),
+    ledgers=tuple(ledgers),
+  )
+  return _announce(options, state, effects)
+
+
+def _announce(
+  options: LearnerOptions, state: LearnerState, effects: list[Effect]
+) -> LearnerState:
+  """Tells the syncer, once per incarnation, that rounds may count on it."""
+  is_ready = state.is_compiled and state.holds_everything
+  if not is_ready or not state.is_connected or state.is_announced:
+    return state
+  ready = Ready(options.learner, state.incarnation)
+  effects.append(Send(options.learner, ready))
+  return state._replace(is_announced=True)
+
+
+def _stage(
+  options: LearnerOptions,
+  state: LearnerState,
+  publication: Publication,
+  effects: list[Effect],
+) -> LearnerState:
+  """Notes a newer version, to be adopted at the next boundary."""
+  p = publication.fragment
+  if publication.round >= 0:
+    receipt = Receipt(options.learner, state.incarnation, publication.round)
+    effects.append(Send(options.learner, receipt))
+  ledger = state.ledgers[p]
+  newest = max(ledger.base_version, _staged_version(state.staged, p))
+  if publication.version <= newest:
+    return state
+  flight = ledger.flight
+  if (
+    flight
+    and flight.round == publication.round
+    and options.learner in publication.contributors
+  ):
+    state = state.with_ledger(
+      p, ledger._replace(flight=flight._replace(is_merged=True))
+    )
+  staged = Staged(publication.round, publication.version)
+  return state._replace(
+    staged={**state.staged, p: staged},
+    newest_round=max(state.newest_round, publication.round),
+  )
+
+
+def _staged_version(staged: Mapping[int, Staged], fragment: int) -> int:
+  return staged[fragment].version if fragment in staged else -1
+
+
+def _end_scan(
+  options: LearnerOptions,
+  state: LearnerState,
+  event: ScanEnded,
+  effects: list[Effect],
+) -> LearnerState:
+  """The scan boundary: hand over, adopt, start the next scan or wait."""
+  state = state._replace(
+    phase=Phase.WAITING,
+    total_steps=state.total_steps + event.steps,
+    total_tokens=state.total_tokens + event.tokens,
+    step_seconds=event.seconds / max(event.steps, 1),
+    ledgers=tuple(
+      ledger._replace(
+        steps=ledger.steps + event.steps, tokens=ledger.tokens + event.tokens
+      )
+      for ledger in state.ledgers
+    ),
+  )
+  if state.drain_first is None:
+    state = hand_over.for_next_round(options, state, effects)
+  return state
+
+
+def _act_between_scans(
+  options: LearnerOptions, state: LearnerState, effects: list[Effect]
+) -> LearnerState:
+  """Adopts what has come, and starts a scan if nothing speaks against it."""
+  state = _adopt_staged(options, state, effects)
+  if state.drain_first is not None and state.holds_everything:
+    return hand_over.everything(options, state, effects)
+  if not state.is_compiled or not state.holds_everything:
+    return state
+  state = _announce(options, state, effects)
+  reason = None
+  if state.newest_round < 0:
+    reason = 'for the run to start'
+  elif options.on_lead_limit == 'wait':
+    lead = state.last_round - state.adopted_round
+    if lead > options.max_rounds_in_flight:
+      reason = f'for the publication of round {state.last_round}'
+  if reason:
+    if reason != state.waits_for:
+      effects.append(Wait(reason))
+    return state._replace(phase=Phase.WAITING, waits_for=reason)
+  effects.append(StartScan(options.schedule.global_step_of(state.next_round)))
+  return state._replace(phase=Phase.TRAINING, waits_for='')
+
+
+def _adopt_staged(
+  options: LearnerOptions, state: LearnerState, effects: list[Effect]
+) -> LearnerState:
+  for fragment in sorted(state.staged):
+    staged = state.staged[fragment]
+    ledger = state.ledgers[fragment]
+    flight = ledger.flight
+    merged_round = flight.round if flight and flight.is_merged else -1
+    effects.append(Adopt(staged.round, fragment, staged.version, merged_round))
+    if flight and (flight.is_merged or flight.round <= staged.round):
+      if not flight.is_merged:
+        effects.append(Forget(flight.round, fragment))
+      flight_left = None
+    else:
+      flight_left = flight
+    steps = tokens = 0
+    if options.keeps_progress:
+      # What no merge has seen stays in the local copy, and on the books.
+      seen = flight.contribution if flight and flight.is_merged else None
+      steps = ledger.steps - (seen.steps if seen else 0)
+      tokens = ledger.tokens - (seen.tokens if seen else 0)
+    state = state.with_ledger(
+      fragment, Ledger(staged.version, steps, tokens, flight_left)
+    )
+    state = state._replace(adopted_round=max(state.adopted_round, staged.round))
+  return state._replace(staged={})
+
+
+def _finish(
+  state: LearnerState,
+  reason: str,
+  effects: list[Effect],
+  is_rejected: bool = False,
+) -> LearnerState:
+  effects.append(Finish(reason, is_rejected))
+  return state._replace(phase=Phase.FINISHED)

@@ -1,0 +1,148 @@
+"""Who takes part, in which life, and since when nothing was heard of them.
+
+The timeouts, in the order in which they must grow:
+
+  heartbeat_seconds < liveness_timeout_seconds / 3
+
+so that one or two lost heartbeats never cost a healthy learner its place. The
+transport's keep-alive only speeds up the discovery of broken connections; this
+timeout is what decides.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from decoupled_diloco.protocol.messages import PROTOCOL_VERSION, Hello
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MembershipOptions:
+  """Who may take part, and how silence is judged.
+
+  Attributes:
+    num_learners: M; learners are numbered from 0 and may join at any time.
+    heartbeat_seconds: how often a learner says that it is alive.
+    liveness_timeout_seconds: after so much silence a learner counts as absent.
+    start_timeout_seconds: the run starts when all M learners are ready, or
+      after this time with K_min of them.
+  """
+
+  num_learners: int = 2
+  heartbeat_seconds: float = 1.0
+  liveness_timeout_seconds: float = 10.0
+  start_timeout_seconds: float = 120.0
+
+  def __post_init__(self):
+    if self.num_learners < 1:
+      raise ValueError(f'num_learners={self.num_learners} must be at least 1.')
+    if self.heartbeat_seconds <= 0:
+      raise ValueError(
+        f'heartbeat_seconds={self.heartbeat_seconds} must be positive.'
+      )
+    if self.liveness_timeout_seconds < 3 * self.heartbeat_seconds:
+      raise ValueError(
+        f'liveness_timeout_seconds={self.liveness_timeout_seconds} must be at '
+        f'least 3 x heartbeat_seconds={self.heartbeat_seconds}, so that a lost '
+        f'heartbeat evicts nobody; set it to {3 * self.heartbeat_seconds} or '
+        'more.'
+      )
+    if self.start_timeout_seconds < 0:
+      raise ValueError(
+        f'start_timeout_seconds={self.start_timeout_seconds} must not be '
+        'negative.'
+      )
+
+
+class Member(NamedTuple):
+  """What the syncer knows of a learner.
+
+  Attributes:
+    incarnation: number of its present or last life.
+    is_connected: whether that life is reachable.
+    is_ready: it has compiled and trains, or could.
+    is_done: it has said that nothing more will come.
+    last_seen: when it was last heard of, in seconds.
+    last_round: the newest round that holds a contribution of it; -1 if none.
+    merged_rounds: per fragment, the last round in which it was merged; or -1.
+    total_steps, total_tokens: how far it has come, over all its lives.
+  """
+
+  incarnation: int
+  is_connected: bool
+  is_ready: bool
+  is_done: bool
+  last_seen: float
+  last_round: int
+  merged_rounds: tuple[int, ...]
+  total_steps: int = 0
+  total_tokens: int = 0
+
+  @property
+  def is_expected(self) -> bool:
+    """Whether a round that includes everybody must include this learner."""
+    return self.is_connected and self.is_ready and not self.is_done
+
+
+def objection(
+  options: MembershipOptions,
+  members: Mapping[int, Member],
+  hello: Hello,
+  *,
+  run_id: str,
+  layout: str,
+) -> str | None:
+  """Why a learner may not take part; None if it may."""
+  if hello.protocol != PROTOCOL_VERSION:
+    return (
+      f'the learner speaks protocol {hello.protocol}, the syncer '
+      f'{PROTOCOL_VERSION}; install the same version of decoupled_diloco.'
+    )
+  if not 0 <= hello.learner < options.num_learners:
+    return (
+      f'learner {hello.learner} is not one of the num_learners='
+      f'{options.num_learners} learners 0 to {options.num_learners - 1}; '
+      'choose a free number or raise num_learners.'
+    )
+  if hello.layout != layout:
+    return (
+      f"learner {hello.learner}'s layout {hello.layout[:12]} differs from the "
+      f"syncer's {layout[:12]}: model, fragments and codecs must be the same; "
+      'start both with the same config.'
+    )
+  if hello.run_id not in ('', run_id):
+    return (
+      f'learner {hello.learner} belongs to run {hello.run_id}, this syncer '
+      f'serves run {run_id}; correct the address, or restart the learner.'
+    )
+  member = members.get(hello.learner)
+  if member is not None and 0 < hello.incarnation < member.incarnation:
+    return (
+      f'learner {hello.learner} was started again elsewhere (incarnation '
+      f'{member.incarnation}); this process (incarnation {hello.incarnation}) '
+      'is superseded.'
+    )
+  return None
+
+
+def admit(
+  member: Member | None, *, now: float, incarnation: int, num_fragments: int
+) -> Member:
+  """The member after its admission, with what is remembered of former lives."""
+  if member is None:
+    member = Member(
+      incarnation=incarnation,
+      is_connected=True,
+      is_ready=False,
+      is_done=False,
+      last_seen=now,
+      last_round=-1,
+      merged_rounds=(-1,) * num_fragments,
+    )
+  return member._replace(
+    incarnation=incarnation,
+    is_connected=True,
+    is_ready=False,
+    is_done=False,
+    last_seen=now,
+  )

@@ -1,0 +1,176 @@
+"""The rules that move rounds: start, quorum, grace, merge.
+
+Each rule is `(options, state, now, effects) -> state`; it changes nothing that
+is not due, and adds what it decided to `effects`.
+"""
+
+from decoupled_diloco.protocol import grace, quorum, rounds
+from decoupled_diloco.protocol.effects import (
+  Broadcast,
+  Discard,
+  Effect,
+  GraceBegan,
+  Merge,
+  Notice,
+  Send,
+)
+from decoupled_diloco.protocol.messages import (
+  Contribution,
+  Reason,
+  Refusal,
+  RoundOpened,
+)
+from decoupled_diloco.protocol.rounds import Round, Stage
+from decoupled_diloco.protocol.syncer_state import (
+  Phase,
+  SyncerOptions,
+  SyncerState,
+)
+
+
+def start_run(
+  options: SyncerOptions, state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  """Opens round 0 when all learners are ready, or enough after a time."""
+  if state.phase is not Phase.GATHERING:
+    return state
+  ready = len(state.expected)
+  everybody = ready == options.membership.num_learners
+  if not everybody and not (
+    now >= start_deadline(options, state)
+    and ready >= options.quorum.min_learners
+  ):
+    return state
+  if not everybody:
+    effects.append(
+      Notice(
+        f'Starting with {ready} of {options.membership.num_learners} learners: '
+        'the others were not ready within start_timeout_seconds='
+        f'{options.membership.start_timeout_seconds:g}. They may join later.'
+      )
+    )
+  effects.append(Broadcast(RoundOpened(0, options.schedule.fragment_of(0))))
+  return state._replace(phase=Phase.RUNNING, current=0)
+
+
+def start_deadline(options: SyncerOptions, state: SyncerState) -> float:
+  """When the run stops waiting for all learners."""
+  began_at = state.began_at if state.began_at is not None else 0.0
+  return began_at + options.membership.start_timeout_seconds
+
+
+def advance(
+  options: SyncerOptions, state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  """Gives the current round its grace and opens the next, while that is due."""
+  if state.phase is not Phase.RUNNING:
+    return state
+  first = state.current
+  while True:
+    round_ = state.round_of(options, state.current)
+    decision = quorum.decide(
+      options.quorum,
+      contributors=round_.contributors,
+      returned=rounds.returned(state.rounds, round_.number),
+      expected=_still_possible(state, round_),
+    )
+    if not decision.is_reached:
+      break
+    quorum_seconds = now - round_.first_at
+    if decision.is_unanimous:
+      window = grace.GraceDecision(0.0, decision.reason)
+    else:
+      window = grace.window(
+        options.grace,
+        state.grace,
+        steps_per_scan=options.schedule.steps_per_scan,
+        quorum_seconds=quorum_seconds,
+        learners=state.connected,
+      )
+    effects.append(
+      GraceBegan(
+        round_.number,
+        round_.fragment,
+        quorum_seconds,
+        window.seconds,
+        window.reason,
+      )
+    )
+    state = state.with_round(
+      round_._replace(stage=Stage.GRACE, deadline=now + window.seconds)
+    )._replace(current=round_.number + 1)
+  if state.current != first:
+    fragment = options.schedule.fragment_of(state.current)
+    effects.append(Broadcast(RoundOpened(state.current, fragment)))
+  return state
+
+
+def close(state: SyncerState, now: float) -> SyncerState:
+  """Closes rounds whose grace has ended, or which everybody is in."""
+  for round_ in state.rounds.values():
+    if round_.stage is Stage.GRACE and (
+      now >= round_.deadline
+      or _still_possible(state, round_) <= round_.contributors
+    ):
+      state = state.with_round(
+        round_._replace(stage=Stage.CLOSED, closed_at=now)
+      )
+  return state
+
+
+def merge(
+  options: SyncerOptions, state: SyncerState, effects: list[Effect]
+) -> SyncerState:
+  """Starts the merges of closed rounds, one at a time for each fragment."""
+  busy = {
+    round_.fragment
+    for round_ in state.rounds.values()
+    if round_.stage is Stage.MERGING
+  }
+  for number in sorted(state.rounds):
+    round_ = state.rounds[number]
+    if round_.stage is not Stage.CLOSED or round_.fragment in busy:
+      continue
+    version = state.versions[round_.fragment]
+    shares, stale = round_.shares(options.staleness, version)
+    for entry, objection in stale:
+      refuse(entry, Reason.STALE, objection, effects)
+      effects.append(Discard(entry.learner, entry.round))
+    if not shares:
+      state = state.without_round(number)
+      continue
+    members = {share.learner for share in shares}
+    entries = tuple(
+      entry for entry in round_.entries if entry.learner in members
+    )
+    effects.append(Merge(number, round_.fragment, version + 1, shares))
+    busy.add(round_.fragment)
+    state = state.with_round(
+      round_._replace(stage=Stage.MERGING, entries=entries)
+    )
+  return state
+
+
+def refuse(
+  entry: Contribution, reason: Reason, detail: str, effects: list[Effect]
+) -> None:
+  """Tells a learner that its contribution will not be merged."""
+  refusal = Refusal(
+    learner=entry.learner,
+    incarnation=entry.incarnation,
+    round=entry.round,
+    fragment=entry.fragment,
+    reason=reason,
+    detail=detail,
+  )
+  effects.append(Send(entry.learner, refusal))
+
+
+def _still_possible(state: SyncerState, round_: Round) -> frozenset[int]:
+  """The connected learners that are in a round, or could still come in."""
+  return frozenset(
+    learner
+    for learner in state.expected
+    if learner in round_.contributors
+    or state.members[learner].last_round < round_.number
+  )

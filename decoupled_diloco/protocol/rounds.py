@@ -1,0 +1,126 @@
+"""A round's life: open, grace, merging; after its publication it is forgotten.
+
+The protocol keeps only rounds that can still change something. A round older
+than the current one that is not kept any more is closed, and what comes for it
+is late.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from decoupled_diloco.protocol.effects import Share
+from decoupled_diloco.protocol.messages import Contribution, Reason
+from decoupled_diloco.protocol.weights import (
+  StalenessOptions,
+  contribution_weight,
+)
+
+
+class Stage(enum.StrEnum):
+  """Where a round stands."""
+
+  OPEN = 'open'  # No quorum yet.
+  GRACE = 'grace'  # The quorum is there, more contributions are welcome.
+  CLOSED = 'closed'  # Waits for the merge of an older round of its fragment.
+  MERGING = 'merging'  # The shell merges it and makes it durable.
+
+
+class Round(NamedTuple):
+  """One synchronisation of one fragment.
+
+  Attributes:
+    stage: where it stands.
+    entries: the accepted contributions, one per learner, as they came.
+    first_at: when the first came.
+    deadline: when the grace ends.
+    closed_at: when the last could come.
+  """
+
+  number: int
+  fragment: int
+  stage: Stage = Stage.OPEN
+  entries: tuple[Contribution, ...] = ()
+  first_at: float = 0.0
+  deadline: float = 0.0
+  closed_at: float = 0.0
+
+  @property
+  def contributors(self) -> frozenset[int]:
+    """The learners that are in."""
+    return frozenset(entry.learner for entry in self.entries)
+
+  def with_entry(self, now: float, entry: Contribution) -> 'Round':
+    """The round with one more contribution."""
+    first_at = self.first_at if self.entries else now
+    return self._replace(entries=(*self.entries, entry), first_at=first_at)
+
+  def shares(
+    self, options: StalenessOptions, version: int
+  ) -> tuple[tuple[Share, ...], tuple[tuple[Contribution, str], ...]]:
+    """Who is merged, with which weight, and who has become too stale.
+
+    Args:
+      options: staleness discount and limit.
+      version: the fragment's version before the merge.
+
+    Returns:
+      The shares in the order of the learners' numbers, so that the sum does not
+      depend on the order of arrival; and the others with the objection.
+    """
+    shares, stale = [], []
+    for entry in sorted(self.entries, key=lambda entry: entry.learner):
+      objection = options.objection(version, entry.base_version)
+      if objection:
+        stale.append((entry, objection))
+        continue
+      weight = options.discounted(
+        contribution_weight(float(entry.tokens), float(entry.steps)),
+        version - entry.base_version,
+      )
+      shares.append(Share(entry.learner, weight))
+    return tuple(shares), tuple(stale)
+
+
+def returned(rounds: Mapping[int, Round], number: int) -> frozenset[int]:
+  """The learners that have come back after a round, or wait for it."""
+  after = frozenset(
+    learner
+    for round_ in rounds.values()
+    if round_.number > number
+    for learner in round_.contributors
+  )
+  if number not in rounds:
+    return after
+  waiting = (
+    entry.learner for entry in rounds[number].entries if entry.is_waiting
+  )
+  return after | frozenset(waiting)
+
+
+def timing_objection(
+  rounds: Mapping[int, Round],
+  entry: Contribution,
+  *,
+  current: int,
+  newest_allowed: int,
+) -> tuple[Reason, str] | None:
+  """Why a contribution comes at the wrong time, or twice; None if neither."""
+  if entry.round > newest_allowed:
+    return (
+      Reason.UNKNOWN_ROUND,
+      f'round {entry.round} is ahead of {newest_allowed}, the last one that '
+      f'can be proposed while round {current} is open',
+    )
+  round_ = rounds.get(entry.round)
+  if round_ is None and entry.round < current:
+    return Reason.LATE, f'round {entry.round} is over, {current} is open'
+  if round_ is not None:
+    if entry.learner in round_.contributors:
+      return (
+        Reason.DUPLICATE,
+        f'learner {entry.learner} is in round {entry.round} already',
+      )
+    if round_.stage in (Stage.CLOSED, Stage.MERGING):
+      return Reason.LATE, f'round {entry.round} is being merged'
+  return None

@@ -1,0 +1,278 @@
+"""The syncer's decisions, as a pure state machine.
+
+The handlers of events only note what happened. Then the rules of `pace` and
+`drain` run over what is known, so that a decision is a function of the state
+and of `event.now`, whichever event came last.
+"""
+
+from decoupled_diloco.protocol import (
+  contributions,
+  drain,
+  membership,
+  pace,
+  quorum,
+)
+from decoupled_diloco.protocol.effects import (
+  Disconnect,
+  Effect,
+  Notice,
+  Publish,
+  Send,
+  SendFragments,
+  WakeAt,
+)
+from decoupled_diloco.protocol.events import (
+  ConnectionLost,
+  Event,
+  MergeDone,
+  MessageArrived,
+  StopRequested,
+  TimePassed,
+)
+from decoupled_diloco.protocol.machine import Machine
+from decoupled_diloco.protocol.messages import (
+  Contribution,
+  DrainStarted,
+  Hello,
+  Rejection,
+  RunEnded,
+  Welcome,
+)
+from decoupled_diloco.protocol.rounds import Stage
+from decoupled_diloco.protocol.syncer_state import (
+  Phase,
+  SyncerOptions,
+  SyncerState,
+  initial_state,
+)
+
+
+def syncer_machine(options: SyncerOptions) -> Machine[SyncerState]:
+  """The syncer of a run, as `init` and `step`.
+
+  Events that it takes: `MessageArrived` (from learners), `ConnectionLost`,
+  `TimePassed`, `MergeDone`, `StopRequested`.
+  """
+
+  def step(
+    state: SyncerState, event: Event
+  ) -> tuple[SyncerState, tuple[Effect, ...]]:
+    effects: list[Effect] = []
+    if state.began_at is None:
+      state = state._replace(began_at=event.now)
+    match event:
+      case MessageArrived(now=now, message=Hello() as hello):
+        state = _admit(options, state, now, hello, effects)
+      case MessageArrived(message=Contribution()):
+        state = contributions.take(options, state, event, effects)
+      case MessageArrived():
+        state = contributions.listen(options, state, event)
+      case ConnectionLost(learner=learner, incarnation=incarnation):
+        state = _lose(state, learner, incarnation)
+      case MergeDone():
+        state = _publish(options, state, event, effects)
+      case StopRequested(now=now, reason=reason):
+        state = drain.begin(options, state, now, reason, effects)
+      case TimePassed():
+        pass
+      case _:
+        raise ValueError(f'{event} is no event of a syncer.')
+    if state.phase is not Phase.FINISHED:
+      state = _apply_rules(options, state, event.now, effects)
+    return state, tuple(effects)
+
+  return Machine(lambda: initial_state(options), step)
+
+
+def _admit(
+  options: SyncerOptions,
+  state: SyncerState,
+  now: float,
+  hello: Hello,
+  effects: list[Effect],
+) -> SyncerState:
+  objection = membership.objection(
+    options.membership,
+    state.members,
+    hello,
+    run_id=options.run_id,
+    layout=options.layout,
+  )
+  if objection:
+    effects.append(Send(hello.learner, Rejection(hello.learner, objection)))
+    return state
+  former = state.members.get(hello.learner)
+  if former and former.is_connected:
+    effects.append(
+      Disconnect(
+        hello.learner, former.incarnation, 'superseded by a newer connection'
+      )
+    )
+  member = membership.admit(
+    former,
+    now=now,
+    incarnation=state.next_incarnation,
+    num_fragments=options.schedule.num_fragments,
+  )
+  welcome = Welcome(
+    learner=hello.learner,
+    incarnation=member.incarnation,
+    run_id=options.run_id,
+    round=state.current,
+    last_round=member.last_round,
+    versions=state.versions,
+    merged_rounds=member.merged_rounds,
+    total_steps=member.total_steps,
+    total_tokens=member.total_tokens,
+  )
+  effects.append(Send(hello.learner, welcome))
+  held = hello.versions or (-1,) * options.schedule.num_fragments
+  lacking = tuple(
+    fragment
+    for fragment, version in enumerate(state.versions)
+    if held[fragment] != version
+  )
+  if lacking:
+    effects.append(SendFragments(hello.learner, lacking))
+  if state.phase is Phase.DRAINING:
+    seconds = max(state.drain_until - now, 0.0)
+    effects.append(Send(hello.learner, DrainStarted(state.current, seconds)))
+  if state.phase is Phase.FINISHED:
+    effects.append(Send(hello.learner, RunEnded(state.end_reason)))
+  return state.with_member(hello.learner, member)._replace(
+    next_incarnation=state.next_incarnation + 1
+  )
+
+
+def _lose(state: SyncerState, learner: int, incarnation: int) -> SyncerState:
+  member = state.members.get(learner)
+  if member is None or member.incarnation != incarnation:
+    return state
+  return state.with_member(learner, member._replace(is_connected=False))
+
+
+def _publish(
+  options: SyncerOptions,
+  state: SyncerState,
+  event: MergeDone,
+  effects: list[Effect],
+) -> SyncerState:
+  round_ = state.rounds[event.round]
+  assert round_.stage is Stage.MERGING
+  p = round_.fragment
+  version = state.versions[p] + 1
+  contributors = tuple(sorted(round_.contributors))
+  for learner in contributors:
+    member = state.members[learner]
+    merged = list(member.merged_rounds)
+    merged[p] = round_.number
+    state = state.with_member(
+      learner, member._replace(merged_rounds=tuple(merged))
+    )
+  # The version is bumped before it is published, so that a learner that joins
+  # now is told of the same parameters that the others are being sent.
+  versions = (*state.versions[:p], version, *state.versions[p + 1 :])
+  version_rounds = (
+    *state.version_rounds[:p],
+    round_.number,
+    *state.version_rounds[p + 1 :],
+  )
+  tokens = sum(entry.tokens for entry in round_.entries)
+  oldest = round_.number - 2 * (options.max_rounds_in_flight + 1)
+  closed_at = {
+    number: at for number, at in state.closed_at.items() if number >= oldest
+  }
+  effects.append(
+    Publish(round_.number, p, version, contributors, state.connected)
+  )
+  return state.without_round(round_.number)._replace(
+    versions=versions,
+    version_rounds=version_rounds,
+    closed_at={**closed_at, round_.number: round_.closed_at},
+    rounds_merged=state.rounds_merged + 1,
+    merged_tokens=state.merged_tokens + tokens / options.schedule.num_fragments,
+  )
+
+
+def _apply_rules(
+  options: SyncerOptions, state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  state = _lose_silent(options, state, now, effects)
+  state = pace.start_run(options, state, now, effects)
+  state = pace.advance(options, state, now, effects)
+  if state.phase is Phase.RUNNING:
+    reason = drain.met_budget(options, state)
+    if reason:
+      state = drain.begin(options, state, now, reason, effects)
+  state = pace.close(state, now)
+  state = drain.close(options, state, now)
+  state = pace.merge(options, state, effects)
+  state = drain.finish(state, now, effects)
+  if state.phase is Phase.FINISHED:
+    return state
+  state = _tell_shortage(options, state, now, effects)
+  return _set_alarm(options, state, now, effects)
+
+
+def _lose_silent(
+  options: SyncerOptions, state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  timeout = options.membership.liveness_timeout_seconds
+  for learner in state.connected:
+    member = state.members[learner]
+    silence = now - member.last_seen
+    if silence >= timeout:
+      reason = f'silent for {silence:.1f} s'
+      effects.append(Disconnect(learner, member.incarnation, reason))
+      state = _lose(state, learner, member.incarnation)
+  return state
+
+
+def _tell_shortage(
+  options: SyncerOptions, state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  """Says why rounds must wait, once for every change of who is missing."""
+  connected = state.connected
+  why = None
+  if state.phase is Phase.RUNNING:
+    why = quorum.shortage(
+      options.quorum,
+      now=now,
+      connected=connected,
+      last_seen={
+        learner: member.last_seen for learner, member in state.members.items()
+      },
+    )
+  absent = tuple(sorted(set(state.members) - set(connected))) if why else None
+  if why and absent != state.absent:
+    effects.append(Notice(f'Rounds wait: {why}. The others train on.'))
+  if not why and state.absent is not None:
+    effects.append(Notice('Rounds go on: enough learners are connected.'))
+  return state._replace(absent=absent)
+
+
+def _set_alarm(
+  options: SyncerOptions, state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  """Asks to be woken when time alone can change something."""
+  timeout = options.membership.liveness_timeout_seconds
+  times = [state.members[m].last_seen + timeout for m in state.connected]
+  times += [
+    round_.deadline
+    for round_ in state.rounds.values()
+    if round_.stage is Stage.GRACE
+  ]
+  if state.phase is Phase.GATHERING:
+    times.append(pace.start_deadline(options, state))
+  if state.phase is Phase.DRAINING:
+    times.append(state.drain_until)
+  future = [at for at in times if at > now]
+  pending = state.wake_at if state.wake_at and state.wake_at > now else None
+  if not future:
+    return state._replace(wake_at=pending)
+  # An alarm that comes too early is harmless, so only an earlier one is asked
+  # for: heartbeats, which put a learner's deadline off, cost none.
+  if pending is None or min(future) < pending:
+    pending = min(future)
+    effects.append(WakeAt(pending))
+  return state._replace(wake_at=pending)

@@ -1,0 +1,179 @@
+"""What the syncer machine is configured with, and what it remembers."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from decoupled_diloco.protocol import grace
+from decoupled_diloco.protocol.grace import GraceOptions, GraceState
+from decoupled_diloco.protocol.membership import Member, MembershipOptions
+from decoupled_diloco.protocol.quorum import QuorumOptions
+from decoupled_diloco.protocol.rounds import Round
+from decoupled_diloco.protocol.schedule import ScheduleOptions
+from decoupled_diloco.protocol.weights import StalenessOptions
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BudgetOptions:
+  """When the run is over: at the first budget that is met.
+
+  Attributes:
+    rounds: rounds of the run, before those of the drain; 0 means no limit.
+    merged_tokens: tokens in merged contributions, each fragment counting 1/P;
+      0 means no limit.
+    drain_seconds: how long the last merge of every fragment may wait for
+      learners.
+  """
+
+  rounds: int = 0
+  merged_tokens: int = 0
+  drain_seconds: float = 30.0
+
+  def __post_init__(self):
+    if self.rounds < 0 or self.merged_tokens < 0:
+      raise ValueError(
+        f'rounds={self.rounds} and merged_tokens={self.merged_tokens} must not '
+        'be negative; 0 means no limit.'
+      )
+    if not self.rounds and not self.merged_tokens:
+      raise ValueError(
+        'rounds=0 and merged_tokens=0: the run would never end; set one.'
+      )
+    if self.drain_seconds <= 0:
+      raise ValueError(f'drain_seconds={self.drain_seconds} must be positive.')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SyncerOptions:
+  """Everything that the syncer's decisions depend on.
+
+  Attributes:
+    run_id: name of the run, chosen once.
+    layout: digest of the fragment plan and the codecs.
+    max_rounds_in_flight: a learner's greatest lead, as in `LearnerOptions`.
+  """
+
+  run_id: str
+  layout: str
+  schedule: ScheduleOptions
+  membership: MembershipOptions
+  quorum: QuorumOptions
+  grace: GraceOptions
+  staleness: StalenessOptions
+  budget: BudgetOptions
+  max_rounds_in_flight: int
+
+  def __post_init__(self):
+    if self.quorum.min_learners > self.membership.num_learners:
+      raise ValueError(
+        f'min_learners={self.quorum.min_learners} must not exceed num_learners='
+        f'{self.membership.num_learners}; no round could ever be merged.'
+      )
+
+
+class Phase(enum.StrEnum):
+  """Where the run stands."""
+
+  GATHERING = 'gathering'  # Learners join and compile.
+  RUNNING = 'running'
+  DRAINING = 'draining'  # The budget is met; every fragment once more.
+  FINISHED = 'finished'
+
+
+class SyncerState(NamedTuple):
+  """What the syncer machine remembers.
+
+  Attributes:
+    current: the current round; -1 before the first.
+    rounds: the rounds that can still change something, by number.
+    versions: per fragment, how many outer updates were published.
+    version_rounds: per fragment, the round that made this version; or -1.
+    members: by learner.
+    closed_at: by round, when it was closed: lately published ones.
+    rounds_merged: outer updates so far.
+    merged_tokens: tokens merged, each fragment counting 1/P.
+    next_incarnation: for the next admission.
+    began_at: time of the first event.
+    drain_until: when the drain waits no longer.
+    end_reason: why the run drained.
+    absent: the learners that a shortage was last told about; None if none is.
+    wake_at: the earliest time already asked for.
+  """
+
+  phase: Phase
+  current: int
+  rounds: Mapping[int, Round]
+  versions: tuple[int, ...]
+  version_rounds: tuple[int, ...]
+  members: Mapping[int, Member]
+  grace: GraceState
+  closed_at: Mapping[int, float]
+  rounds_merged: int
+  merged_tokens: float
+  next_incarnation: int
+  began_at: float | None
+  drain_until: float
+  end_reason: str
+  absent: tuple[int, ...] | None
+  wake_at: float | None
+
+  def with_round(self, round_: Round) -> 'SyncerState':
+    """The state with this round in place of the one of its number."""
+    return self._replace(rounds={**self.rounds, round_.number: round_})
+
+  def without_round(self, number: int) -> 'SyncerState':
+    """The state without a round."""
+    rounds = {key: value for key, value in self.rounds.items() if key != number}
+    return self._replace(rounds=rounds)
+
+  def with_member(self, learner: int, member: Member) -> 'SyncerState':
+    """The state with this member in place of the one of its number."""
+    return self._replace(members={**self.members, learner: member})
+
+  def round_of(self, options: SyncerOptions, number: int) -> Round:
+    """The round of this number, new if nothing has come for it."""
+    return self.rounds.get(number) or Round(
+      number, options.schedule.fragment_of(number)
+    )
+
+  @property
+  def connected(self) -> tuple[int, ...]:
+    """The connected learners, in order."""
+    return tuple(
+      sorted(
+        learner
+        for learner, member in self.members.items()
+        if member.is_connected
+      )
+    )
+
+  @property
+  def expected(self) -> frozenset[int]:
+    """The learners that a round of everybody includes."""
+    return frozenset(
+      learner for learner, member in self.members.items() if member.is_expected
+    )
+
+
+def initial_state(options: SyncerOptions) -> SyncerState:
+  """Nobody is there and nothing is merged."""
+  P = options.schedule.num_fragments
+  return SyncerState(
+    phase=Phase.GATHERING,
+    current=-1,
+    rounds={},
+    versions=(0,) * P,
+    version_rounds=(-1,) * P,
+    members={},
+    grace=grace.init(),
+    closed_at={},
+    rounds_merged=0,
+    merged_tokens=0.0,
+    next_incarnation=1,
+    began_at=None,
+    drain_until=0.0,
+    end_reason='',
+    absent=None,
+    wake_at=None,
+  )
