@@ -6,6 +6,11 @@ network have had theirs is free: contributions that come in it are merged
 without any learner losing a token (arXiv 2604.21428, adaptive grace window):
 
   grace = clip(gamma * (tau * xi_step - xi_quorum - xi_sync), 0, cap)
+
+Where learners train on whatever happens, a round's grace begins only when K_min
+of them have come back with the next round (see `quorum`). That scan is not part
+of xi_quorum: it costs them nothing, and without it a learner behind a slow link
+would have its hand-overs refused as late.
 """
 
 import dataclasses
@@ -104,7 +109,7 @@ def window(
     options: gamma, tau, the cap.
     state: the moving averages.
     steps_per_scan: K.
-    quorum_seconds: from the round's first contribution to its quorum.
+    quorum_seconds: from the round's first contribution to its K_min-th.
     learners: those whose overlap counts, usually the connected ones.
 
   Returns:

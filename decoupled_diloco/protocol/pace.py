@@ -76,7 +76,7 @@ def advance(
     )
     if not decision.is_reached:
       break
-    quorum_seconds = now - round_.first_at
+    quorum_seconds = round_.quorum_seconds(options.quorum.min_learners)
     if decision.is_unanimous:
       window = grace.GraceDecision(0.0, decision.reason)
     else:

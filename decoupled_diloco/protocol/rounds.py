@@ -32,7 +32,7 @@ class Round(NamedTuple):
   Attributes:
     stage: where it stands.
     entries: the accepted contributions, one per learner, as they came.
-    first_at: when the first came.
+    arrivals: when each of them came.
     deadline: when the grace ends.
     closed_at: when the last could come.
   """
@@ -41,7 +41,7 @@ class Round(NamedTuple):
   fragment: int
   stage: Stage = Stage.OPEN
   entries: tuple[Contribution, ...] = ()
-  first_at: float = 0.0
+  arrivals: tuple[float, ...] = ()
   deadline: float = 0.0
   closed_at: float = 0.0
 
@@ -52,8 +52,13 @@ class Round(NamedTuple):
 
   def with_entry(self, now: float, entry: Contribution) -> 'Round':
     """The round with one more contribution."""
-    first_at = self.first_at if self.entries else now
-    return self._replace(entries=(*self.entries, entry), first_at=first_at)
+    return self._replace(
+      entries=(*self.entries, entry), arrivals=(*self.arrivals, now)
+    )
+
+  def quorum_seconds(self, min_learners: int) -> float:
+    """Time from the first contribution to the one that made the quorum."""
+    return self.arrivals[min_learners - 1] - self.arrivals[0]
 
   def shares(
     self, options: StalenessOptions, version: int
