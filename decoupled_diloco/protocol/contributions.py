@@ -7,6 +7,7 @@ from decoupled_diloco.protocol.messages import (
   Contribution,
   Farewell,
   Heartbeat,
+  Lacking,
   Ready,
   Reason,
   Receipt,
@@ -93,7 +94,7 @@ def listen(
   """Notes what a message says of its sender, unless that sender is fenced."""
   message = event.message
   if not isinstance(
-    message, Contribution | Heartbeat | Ready | Receipt | Farewell
+    message, Contribution | Heartbeat | Ready | Receipt | Lacking | Farewell
   ):
     raise ValueError(f'{type(message).__name__} is no message of a learner.')
   member = state.members.get(message.learner)

@@ -134,9 +134,7 @@ def _enter(
   ledgers = []
   for fragment, ledger in enumerate(state.ledgers):
     flight = ledger.flight
-    if flight and welcome.merged_rounds[fragment] == flight.round:
-      ledger = ledger._replace(flight=flight._replace(is_merged=True))
-    elif flight and flight.round > welcome.last_round:
+    if flight and flight.round > welcome.last_round:
       effects.append(Forget(flight.round, fragment))
       ledger = ledger._replace(flight=None)
     ledgers.append(ledger)
@@ -182,10 +180,12 @@ def _stage(
   if publication.version <= newest:
     return state
   flight = ledger.flight
-  if (
-    flight
-    and flight.round == publication.round
-    and options.learner in publication.contributors
+  if flight and (
+    flight.round == publication.merged_round
+    or (
+      flight.round == publication.round
+      and options.learner in publication.contributors
+    )
   ):
     state = state.with_ledger(
       p, ledger._replace(flight=flight._replace(is_merged=True))

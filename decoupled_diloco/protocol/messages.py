@@ -122,6 +122,18 @@ class Receipt:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Lacking:
+  """The learner cannot use a publication; it needs the values themselves.
+
+  A publication was damaged on its way, or updates a version that never came.
+  """
+
+  learner: int
+  incarnation: int
+  fragments: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Farewell:
   """The learner has nothing more to hand over."""
 
@@ -141,8 +153,6 @@ class Welcome:
     last_round: the newest round that holds a contribution of this learner, of
       whatever incarnation; -1 if none.
     versions: current version of every fragment.
-    merged_rounds: per fragment, the last round in which a contribution of this
-      learner was merged; -1 if never.
     total_steps, total_tokens: how far this learner had come, as last heard.
   """
 
@@ -152,7 +162,6 @@ class Welcome:
   round: int
   last_round: int
   versions: tuple[int, ...]
-  merged_rounds: tuple[int, ...]
   total_steps: int = 0
   total_tokens: int = 0
 
@@ -184,6 +193,8 @@ class Publication:
     contributors: the learners whose contributions were merged.
     form: 'value' (the fragment itself) or 'update' (to add to the version
       before).
+    merged_round: of a value sent to one learner, the last round of the fragment
+      in which a contribution of this learner was merged; else -1.
   """
 
   round: int
@@ -191,6 +202,7 @@ class Publication:
   version: int
   contributors: tuple[int, ...]
   form: str
+  merged_round: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,6 +243,7 @@ Message: TypeAlias = (
   | Contribution
   | Heartbeat
   | Receipt
+  | Lacking
   | Farewell
   | Welcome
   | Rejection

@@ -34,6 +34,7 @@ from decoupled_diloco.protocol.messages import (
   Contribution,
   DrainStarted,
   Hello,
+  Lacking,
   Rejection,
   RunEnded,
   Welcome,
@@ -63,6 +64,9 @@ def syncer_machine(options: SyncerOptions) -> Machine[SyncerState]:
     match event:
       case MessageArrived(now=now, message=Hello() as hello):
         state = _admit(options, state, now, hello, effects)
+      case MessageArrived(message=Lacking() as lacking):
+        state = contributions.listen(options, state, event)
+        effects.append(SendFragments(lacking.learner, lacking.fragments))
       case MessageArrived(message=Contribution()):
         state = contributions.take(options, state, event, effects)
       case MessageArrived():
@@ -121,7 +125,6 @@ def _admit(
     round=state.current,
     last_round=member.last_round,
     versions=state.versions,
-    merged_rounds=member.merged_rounds,
     total_steps=member.total_steps,
     total_tokens=member.total_tokens,
   )

@@ -192,6 +192,7 @@ class Cluster:
               version=self.syncer_state.versions[p],
               contributors=(),
               form='value',
+              merged_round=self.syncer_state.members[m].merged_rounds[p],
             ),
           )
       case fx.Merge(round=round_):

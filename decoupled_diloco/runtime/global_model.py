@@ -1,0 +1,214 @@
+"""The syncer's arrays: global parameters, outer optimizer state, residuals.
+
+Everything lies by fragment, as tuples of pieces, on the host's CPU. Each merge
+is one jitted function: decode all contributions, merge, outer update, encode
+what is published, and apply exactly that. So the syncer and every learner hold
+the same bits.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from decoupled_diloco.ops import payloads
+from decoupled_diloco.ops.array_types import Params
+from decoupled_diloco.ops.fragments import FragmentPlan
+from decoupled_diloco.ops.outer import fragment_outer
+from decoupled_diloco.protocol.effects import Share
+from decoupled_diloco.runtime.wire_format import WireFormat
+
+Payload = bytes | bytearray | memoryview
+
+
+class Merged(NamedTuple):
+  """The outcome of a merge.
+
+  Attributes:
+    payload: of the publication.
+    norm: Euclidean norm of the merged delta.
+  """
+
+  payload: bytes
+  norm: float
+
+
+class GlobalModel:
+  """The global parameters of a run and their outer optimizer.
+
+  Calls for different fragments may come from different threads, those for one
+  fragment must follow each other.
+
+  Args:
+    plan: the fragments.
+    params: initial parameters; copied.
+    tx: outer optimizer.
+    merge: 'rda' or 'mean'.
+    wire: the codecs.
+    num_learners: M, the most contributions that one merge can have.
+  """
+
+  def __init__(
+    self,
+    plan: FragmentPlan,
+    params: Params,
+    *,
+    tx: optax.GradientTransformation,
+    merge: str,
+    wire: WireFormat,
+    num_learners: int,
+  ):
+    self.plan = plan
+    self._wire = wire
+    self._num_learners = num_learners
+    fragments = range(plan.num_fragments)
+    self._values = [
+      tuple(jnp.copy(value) for value in plan.take(params, p))
+      for p in fragments
+    ]
+    outers = [fragment_outer(tx, merge, plan, p) for p in fragments]
+    self._outer_states = [
+      outer.init(values)
+      for outer, values in zip(outers, self._values, strict=True)
+    ]
+    self._residuals = [wire.down.init(values) for values in self._values]
+    self._merges = [self._jit_merge(outer.update) for outer in outers]
+    self._norm = jax.jit(lambda encoded: _norm(wire.up.decode(encoded)))
+    self._encode_value = jax.jit(
+      lambda values: wire.value.encode(values, wire.value.init(values))[0]
+    )
+
+  def _jit_merge(self, outer_update):
+    wire = self._wire
+
+    def merge(stacked_codes, weights, values, outer_state, residual):
+      deltas = jax.vmap(wire.up.decode)(stacked_codes)
+      updates, outer_state, merged = outer_update(
+        deltas, outer_state, values, weights
+      )
+      if wire.form == 'update':
+        encoded, residual = wire.down.encode(updates, residual)
+        values = _add(values, wire.down.decode(encoded))
+      else:
+        values = _add(values, updates)
+        encoded, residual = wire.down.encode(values, residual)
+      return encoded, _norm(merged), values, outer_state, residual
+
+    return jax.jit(merge, donate_argnums=(2, 3, 4))
+
+  @property
+  def form(self) -> str:
+    """The form of publications: 'update' or 'value'."""
+    return self._wire.form
+
+  def compile(self, fragment: int) -> None:
+    """Compiles the merge of a fragment, so that no round has to wait for it."""
+    empty = payloads.from_bytes(
+      self._wire.up,
+      self.plan.shapes(fragment),
+      bytes(payloads.encoded_nbytes(self._wire.up, self.plan.shapes(fragment))),
+    )
+    # All weights are zero, so nothing changes.
+    self._merge_encoded(fragment, {}, {0: empty})
+
+  def norm_of(self, fragment: int, payload: Payload) -> float | None:
+    """Euclidean norm of a contribution's delta; None if it is not finite.
+
+    Raises:
+      ValueError: if the payload has not the length of this fragment's.
+    """
+    encoded = payloads.from_bytes(
+      self._wire.up, self.plan.shapes(fragment), payload
+    )
+    norm = float(self._norm(encoded))
+    return norm if np.isfinite(norm) else None
+
+  def merge(
+    self,
+    fragment: int,
+    shares: Sequence[Share],
+    contributions: Mapping[int, Payload],
+  ) -> Merged:
+    """Merges contributions and applies the outer update.
+
+    Args:
+      fragment: which one.
+      shares: who is merged, with which weight.
+      contributions: payloads by learner.
+
+    Raises:
+      FloatingPointError: if the result is not finite; the fragment is then
+        unusable, and the run has to go on from its last snapshot.
+    """
+    weights = {share.learner: share.weight for share in shares}
+    encoded = {
+      share.learner: payloads.from_bytes(
+        self._wire.up,
+        self.plan.shapes(fragment),
+        contributions[share.learner],
+      )
+      for share in shares
+    }
+    published, norm = self._merge_encoded(fragment, weights, encoded)
+    if not np.isfinite(norm):
+      raise FloatingPointError(
+        f'The merged delta of fragment {fragment} has the norm {norm}, though '
+        'every contribution is finite: their values are near the limit of '
+        'float32. Lower the inner learning rate, and resume from a snapshot.'
+      )
+    return Merged(payloads.to_bytes(published), norm)
+
+  def _merge_encoded(
+    self, fragment: int, weights: Mapping[int, float], encoded: dict[int, Any]
+  ) -> tuple[Any, float]:
+    # Absent learners have weight zero and the arrays of somebody present, so
+    # that one compiled function serves any set of contributors.
+    filler = next(iter(encoded.values()))
+    learners = range(self._num_learners)
+    stacked = jax.tree.map(
+      lambda *leaves: np.stack(leaves),
+      *(encoded.get(learner, filler) for learner in learners),
+    )
+    (
+      published,
+      norm,
+      self._values[fragment],
+      self._outer_states[fragment],
+      self._residuals[fragment],
+    ) = self._merges[fragment](
+      stacked,
+      np.array([weights.get(m, 0.0) for m in learners], np.float32),
+      self._values[fragment],
+      self._outer_states[fragment],
+      self._residuals[fragment],
+    )
+    return published, float(norm)
+
+  def value_payload(self, fragment: int) -> bytes:
+    """The fragment itself, for a publication of the form 'value'."""
+    return payloads.to_bytes(self._encode_value(self._values[fragment]))
+
+  def params(self, like: Params) -> Params:
+    """The global parameters as a pytree.
+
+    Args:
+      like: pytree of arrays or shapes with the structure that is wanted.
+    """
+    return self.plan.assemble(self._values, like)
+
+
+def _add(values, updates):
+  return tuple(
+    value + update for value, update in zip(values, updates, strict=True)
+  )
+
+
+def _norm(values) -> jax.Array:
+  squares = [
+    jnp.sum(jnp.square(value.astype(jnp.float32)))
+    for value in jax.tree.leaves(values)
+  ]
+  return jnp.sqrt(sum(squares[1:], squares[0]))
