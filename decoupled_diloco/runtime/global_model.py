@@ -6,6 +6,7 @@ what is published, and apply exactly that. So the syncer and every learner hold
 the same bits.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +18,32 @@ import optax
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.array_types import Params
 from decoupled_diloco.ops.fragments import FragmentPlan
-from decoupled_diloco.ops.outer import fragment_outer
+from decoupled_diloco.ops.merge import check_rule
+from decoupled_diloco.ops.outer import fragment_outer, outer_optimizer
 from decoupled_diloco.protocol.effects import Share
 from decoupled_diloco.runtime.wire_format import WireFormat
 
 Payload = bytes | bytearray | memoryview
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterOptions:
+  """What happens to the contributions of a round.
+
+  Attributes:
+    learning_rate, momentum, nesterov: of `outer_optimizer`. Its gain,
+      learning_rate / (1 - momentum), should be 2 to 3 at sync_every=24.
+    merge: 'rda' or 'mean'; embeddings always take the mean.
+  """
+
+  learning_rate: float = 0.3
+  momentum: float = 0.9
+  nesterov: bool = True
+  merge: str = 'rda'
+
+  def __post_init__(self):
+    outer_optimizer(self.learning_rate, self.momentum, self.nesterov)
+    check_rule(self.merge)
 
 
 class Merged(NamedTuple):
