@@ -5,22 +5,58 @@
 runs a syncer and all learners as processes of this machine. On several
 machines, one process each:
 
-  python -m decoupled_diloco.train --config=CONFIG --config.role=syncer \
+  python -m decoupled_diloco.train --config=CONFIG --config.role=syncer \\
       --config.syncer.address=HOST:PORT
-  python -m decoupled_diloco.train --config=CONFIG --config.role=learner \
+  python -m decoupled_diloco.train --config=CONFIG --config.role=learner \\
       --config.learner=0 --config.syncer.address=HOST:PORT
 
-Any field of the config can be set with --config.SECTION.FIELD=VALUE. The exit
-code is 0 only if the run met its budget and its parameters are finite.
+Any field of the config can be set with --config.SECTION.FIELD=VALUE; the fields
+are those of the options in decoupled_diloco/configuring.py. The exit code is 0
+only if the run met its budget and its parameters are finite, and 2 if it could
+not begin as it was asked to.
 """
 
-import pathlib
-import signal
 import sys
-from collections.abc import Sequence
-from typing import Any
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
 
-from decoupled_diloco import configuring
+from decoupled_diloco import configuring, entry, local_run, roles
+from decoupled_diloco.configuring import RunOptions
+
+_CONFIG = config_flags.DEFINE_config_file('config', None, 'Path of a config.')
+_LAUNCHED = flags.DEFINE_bool(
+  'launched', False, 'Whether a local run has started this process.'
+)
+
+
+def main(argv: list[str]) -> int:
+  """Runs the role that the config names; returns the exit code."""
+  with entry.sentences_for_errors():
+    entry.parse_flags(argv, __doc__ or '')
+    if _CONFIG.value is None:
+      raise ValueError(
+        'no config; give one, such as --config=configs/quickstart.py.'
+      )
+    options = configuring.options_of(_CONFIG.value)
+    entry.prepare_jax()
+    if options.role == 'local':
+      return local_run.run(options, argv[1:])
+    if options.role == 'syncer':
+      return _serve(options)
+    return roles.run_learner(options, entry.say)
+  raise AssertionError('unreachable')
+
+
+def _serve(options: RunOptions) -> int:
+  if _LAUNCHED.value:
+    result = roles.run_syncer(options)
+  else:
+    with local_run.watching(options):
+      result = roles.run_syncer(options)
+    local_run.show_summary(options, result)
+  return 0 if result.is_success else 1
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))

@@ -214,12 +214,12 @@ class GlobalModel:
     return payloads.to_bytes(self._encode_value(self._values[fragment]))
 
   def params(self, like: Params) -> Params:
-    """The global parameters as a pytree.
+    """The global parameters as a pytree of copies: merges donate the originals.
 
     Args:
       like: pytree of arrays or shapes with the structure that is wanted.
     """
-    return self.plan.assemble(self._values, like)
+    return jax.tree.map(jnp.copy, self.plan.assemble(self._values, like))
 
 
 def _add(values, updates):

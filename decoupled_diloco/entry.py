@@ -1,0 +1,86 @@
+"""What all `python -m` entry points do alike: flags, errors, compiled code.
+
+Whatever a user can get wrong ends with one sentence on standard error and a
+code, never with a traceback; our own bugs keep theirs.
+"""
+
+import contextlib
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from absl import flags
+
+from decoupled_diloco.runtime.launch import EXIT_USAGE, LaunchError
+
+
+def parse_flags(argv: list[str], usage: str) -> None:
+  """Parses the command line.
+
+  Raises:
+    ValueError: for an unknown flag, config file or field, or a value of the
+      wrong type.
+    SystemExit: after printing the usage, if that is asked for.
+  """
+  if {'-h', '--help', '-help'} & set(argv):
+    print(usage.strip())
+    raise SystemExit(0)
+  try:
+    rest = flags.FLAGS(argv)
+  except (flags.Error, AttributeError, KeyError, TypeError) as error:
+    raise ValueError(_explain(error)) from error
+  except OSError as error:
+    raise ValueError(
+      f'The config file cannot be read: {error}. Give the path of one, such as '
+      '--config=configs/quickstart.py.'
+    ) from error
+  if len(rest) > 1:
+    raise ValueError(
+      f'{" ".join(rest[1:])!r} is no flag; fields are set with '
+      '--config.FIELD=VALUE.'
+    )
+
+
+def _explain(error: BaseException) -> str:
+  text = str(error.args[0]) if error.args else str(error)
+  return ' '.join(text.split())
+
+
+def prepare_jax() -> None:
+  """Keeps compiled code between processes and runs, unless it is kept already.
+
+  A learner that is started again is then ready in seconds.
+  """
+  import jax
+
+  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    folder = pathlib.Path.home() / '.cache' / 'decoupled_diloco' / 'compiled'
+    jax.config.update('jax_compilation_cache_dir', str(folder))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+
+def say(text: str) -> None:
+  """One line for people who read the log."""
+  print(text, flush=True)
+
+
+@contextlib.contextmanager
+def sentences_for_errors() -> Iterator[None]:
+  """Turns errors that a user can mend into a sentence and an exit code."""
+  try:
+    yield
+  except (ValueError, OSError) as error:
+    _leave(error, EXIT_USAGE)
+  except (LaunchError, FloatingPointError) as error:
+    _leave(error, 1)
+
+
+def _leave(error: BaseException, code: int) -> None:
+  sys.stdout.flush()
+  text = str(error)
+  if isinstance(error, OSError) and error.filename:
+    text = f'{error.strerror}: {error.filename}'
+  print(f'error: {text}', file=sys.stderr, flush=True)
+  raise SystemExit(code)

@@ -1,0 +1,161 @@
+"""A run on one machine as people meet it: launched, watched, summed up."""
+
+import contextlib
+import json
+import pathlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from decoupled_diloco import roles
+from decoupled_diloco.configuring import RunOptions
+from decoupled_diloco.observe import status as run_status
+from decoupled_diloco.observe.progress import ProgressView
+from decoupled_diloco.observe.run_status import RunStatus
+from decoupled_diloco.observe.tape import TapeFollower
+from decoupled_diloco.runtime.launch import Launcher
+
+_POLL_SECONDS = 0.2
+
+
+class Watcher:
+  """Follows the tape of a run and shows it."""
+
+  def __init__(self, options: RunOptions):
+    self._follower = TapeFollower(
+      pathlib.Path(options.workdir) / 'events.jsonl'
+    )
+    self._view = ProgressView(sys.stderr)
+    self.status: RunStatus | None = None
+
+  @property
+  def progress(self) -> float:
+    """The share of the rounds that is done."""
+    if self.status is None or not self.status.budget_rounds:
+      return 0.0
+    return max(self.status.current_round, 0) / self.status.budget_rounds
+
+  def poll(self) -> None:
+    """Reads what is new on the tape, and shows it."""
+    while steps := self._follower.poll():
+      if self.status is None:
+        assert self._follower.header is not None
+        self.status = run_status.init(self._follower.header)
+      for event, effects in steps:
+        run_status.update(self.status, event, effects)
+    if self.status is not None:
+      self._view.update(self.status, time.monotonic())
+
+  def close(self) -> None:
+    """Shows the last state."""
+    self.poll()
+    self._view.close()
+
+
+def run(options: RunOptions, arguments: Sequence[str]) -> int:
+  """Launches syncer and learners, watches them, shows what came out.
+
+  Args:
+    options: of the run.
+    arguments: of this command, without the program's name; its processes get
+      the same and their role.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    ValueError: if the options do not fit each other, the data or the devices.
+    LaunchError: if the run could not go on.
+  """
+  workdir = pathlib.Path(options.workdir).resolve()
+  _claim(workdir)
+  watcher = Watcher(options)
+
+  def command(role: str, learner: int, address: str) -> list[str]:
+    changes = {'role': role, 'workdir': str(workdir)}
+    if role == 'learner':
+      changes |= {'learner': str(learner), 'syncer.address': address}
+    return [
+      sys.executable,
+      '-m',
+      'decoupled_diloco.train',
+      *arguments,
+      *(f'--config.{name}={value}' for name, value in changes.items()),
+      '--launched',
+    ]
+
+  launcher = Launcher(
+    options.launch,
+    command=command,
+    num_learners=options.membership.num_learners,
+    workdir=workdir,
+    progress=lambda: watcher.progress,
+    tell=lambda text: print(text, file=sys.stderr),
+  )
+  _stop_on_signals(launcher)
+  try:
+    launcher.run(watcher.poll)
+  finally:
+    watcher.close()
+  result = roles.Result(**json.loads((workdir / 'result.json').read_text()))
+  show_summary(options, result)
+  return 0 if result.is_success else 1
+
+
+@contextlib.contextmanager
+def watching(options: RunOptions) -> Iterator[None]:
+  """Shows the run of this process on a thread of its own."""
+  watcher = Watcher(options)
+  is_over = threading.Event()
+
+  def watch() -> None:
+    while not is_over.wait(_POLL_SECONDS):
+      watcher.poll()
+
+  thread = threading.Thread(target=watch, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    is_over.set()
+    thread.join()
+    watcher.close()
+
+
+def show_summary(options: RunOptions, result: roles.Result) -> None:
+  """Prints what came out of a run."""
+  print(result)
+
+
+def _claim(workdir: pathlib.Path) -> None:
+  """Makes sure that the folder is fit for a new run.
+
+  Raises:
+    ValueError: if it holds another run.
+  """
+  if (workdir / 'events.jsonl').exists():
+    raise ValueError(
+      f'config.workdir={workdir} holds a run already; choose another folder, '
+      f'or remove that one.'
+    )
+
+
+def _stop_on_signals(launcher: Launcher) -> None:
+  seen = []
+
+  def handle(number: int, frame: FrameType | None) -> None:
+    del frame
+    if seen:
+      launcher.kill_all()
+      raise SystemExit(128 + number)
+    seen.append(number)
+    print(
+      'Stopping in order; once more to stop at once.', file=sys.stderr
+    )
+    launcher.request_stop()
+
+  signal.signal(signal.SIGINT, handle)
+  signal.signal(signal.SIGTERM, handle)
