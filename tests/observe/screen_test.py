@@ -1,0 +1,89 @@
+"""The live picture, as text."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from decoupled_diloco.observe.pace import Pace
+from decoupled_diloco.observe.screen import Screen
+from decoupled_diloco.observe.status import init, update
+
+NO_PACE = Pace()
+
+
+def _text(status, width, height=24, pace=NO_PACE, max_happenings=5):
+  console = Console(
+    width=width, height=height, file=io.StringIO(), color_system=None
+  )
+  with console.capture() as capture:
+    console.print(Screen(status, pace, status.now, max_happenings))
+  return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def _status(header, steps, until=float('inf')):
+  status = init(header)
+  for event, effects in steps:
+    if event.now <= until:
+      update(status, event, effects)
+  return status
+
+
+def test_the_picture_at_80_columns(hand_made):
+  status = _status(*hand_made, until=13.0)
+  pace = Pace(0.5, 12.0, 34.0, 65.0)
+  # The figures are worked out in status_test and goodput_test.
+  assert _text(status, 80, pace=pace, max_happenings=2) == [
+    'running  round 1 of 100  0.50 rounds/s  quorum 1.0 s  grace 500 ms',
+    'goodput 33.3 %  yield 53.8 %  up 125 B (12 B/s)  down 2.3 kB (34 B/s)',
+    'elapsed 10.0 s  left 1 min 05 s  merged 35 tokens  faults survived 1',
+    '',
+    'learner state       step   loss tokens/s participation stale '
+    'merged/refused',
+    '─' * 75,
+    '      0 training       2  2.500       10       100.0 %  0.00'
+    '            2/0',
+    '      1 joining        2  2.500        0        50.0 %  0.00'
+    '            1/0',
+    '',
+    '0:00:10 Learner 1 is lost: reset.',
+    '0:00:13 Learner 1 is back after 4.0 s, as a new process.',
+  ]
+
+
+def test_before_the_start(hand_made):
+  lines = _text(_status(*hand_made, until=2.0), 80, max_happenings=0)
+  assert lines[0] == 'gathering: 2 of 2 learners connected, 1 ready'
+  assert lines[-2].split()[:3] == ['1', 'joining', '0']
+
+
+def test_time_goes_on_when_nothing_happens(hand_made):
+  status = _status(*hand_made, until=13.0)
+  console = Console(width=120, file=io.StringIO())
+  with console.capture() as capture:
+    console.print(Screen(status, Pace(), 23.0, 5))
+  assert 'elapsed 20.0 s' in capture.get()
+
+
+@pytest.mark.parametrize('width', [60, 80, 120])
+def test_it_fits_the_terminal(tiny_run, width):
+  # 30 learners do not fit into 24 lines: those that train give way.
+  run = tiny_run(scan_seconds=(1.0,) * 30, rounds=5)
+  status = _status(run.header, run.steps, until=6.0)
+  status.learners[20].state = 'absent'
+  status.tell('notice', 'A very long notice. ' * 20)
+  lines = _text(status, width)
+  assert len(lines) <= 24
+  assert max(map(len, lines)) <= width
+  assert any(line.split()[:2] == ['20', 'absent'] for line in lines)
+  assert '    and 21 training' in lines
+  assert lines[-1].endswith('…')
+
+
+def test_text_from_elsewhere_is_no_markup(hand_made):
+  status = _status(*hand_made, until=13.0)
+  status.tell('notice', '[bold]x[/bold] \x1b[2J')
+  status.learners[0].state = '[red]'
+  lines = _text(status, 120)
+  assert lines[-1] == '0:00:13 [bold]x[/bold]  [2J.'
+  assert any('0  [red]' in line for line in lines)
