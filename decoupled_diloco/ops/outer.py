@@ -1,0 +1,247 @@
+"""The outer optimizer: an optax transform over merged deltas, by fragment.
+
+`fragment_outer` is the outer step of one fragment, which the syncer applies to
+the pieces it has received; `outer_transform` wraps all fragments into one
+optax transform over parameter trees.
+
+References: DiLoCo (Douillard et al., arXiv 2311.08105); Decoupled DiLoCo
+(Douillard et al., arXiv 2604.21428).
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from decoupled_diloco.ops.array_types import (
+  Leaf,
+  Params,
+  PieceValues,
+  StackedLeaf,
+  StackedParams,
+  Weights,
+)
+from decoupled_diloco.ops.fragments import FragmentPlan
+from decoupled_diloco.ops.merge import check_rule, merge_pieces
+
+
+def outer_optimizer(
+  learning_rate: optax.ScalarOrSchedule = 0.7,
+  momentum: float | None = 0.9,
+  nesterov: bool = True,
+) -> optax.GradientTransformation:
+  """SGD with Nesterov momentum, on deltas as on gradients.
+
+  The defaults are DiLoCo's, made for H=500 inner steps between two
+  synchronisations. What it does to the sequence of deltas is governed by its
+  gain, learning_rate / (1 - momentum), here 7; `from_gain` starts from that.
+
+  >>> import jax.numpy as jnp
+  >>> tx = outer_optimizer(learning_rate=0.7, momentum=0.9)
+  >>> updates, _ = tx.update(jnp.array(1.0), tx.init(jnp.array(5.0)))
+  >>> round(float(updates), 4)  # -0.7 * (1 + 0.9)
+  -1.33
+
+  Args:
+    learning_rate: positive, or an optax schedule over this fragment's versions.
+    momentum: in [0, 1); 0 or None for none.
+    nesterov: whether momentum looks ahead.
+
+  Raises:
+    ValueError: values outside these ranges.
+  """
+  if not callable(learning_rate) and learning_rate <= 0:
+    raise ValueError(
+      f'learning_rate={learning_rate} of the outer optimizer must be positive; '
+      'use 1.0 without momentum to adopt the merged parameters as they are.'
+    )
+  _check_momentum(momentum or 0.0)
+  if not momentum:
+    return optax.sgd(learning_rate)
+  return optax.sgd(
+    learning_rate, momentum, nesterov, accumulator_dtype=jnp.float32
+  )
+
+
+def from_gain(
+  gain: float, momentum: float, nesterov: bool = True
+) -> optax.GradientTransformation:
+  """The outer optimizer with learning_rate = gain * (1 - momentum).
+
+  The gain is how far a persistent delta moves the parameters in the end. It
+  should fall with H: 7 suits H=500, 2 to 3 suit H=24.
+
+  Args:
+    gain: positive.
+    momentum: in [0, 1).
+    nesterov: whether momentum looks ahead.
+
+  Raises:
+    ValueError: values outside these ranges.
+  """
+  if gain <= 0:
+    raise ValueError(f'gain={gain} must be positive; 1 is plain averaging.')
+  _check_momentum(momentum)
+  return outer_optimizer(gain * (1 - momentum), momentum, nesterov)
+
+
+def _check_momentum(momentum: float) -> None:
+  if not 0 <= momentum < 1:
+    raise ValueError(
+      f'momentum={momentum} must be at least 0 and below 1; 0.9 is usual.'
+    )
+
+
+class FragmentOuter(NamedTuple):
+  """The outer step of one fragment.
+
+  Attributes:
+    init: `values -> state`, of values in piece order.
+    update: `(stacked_values, state, values, weights) -> (updates, state,
+      merged)`; stacked values have a leading learner axis. Updates have the
+      dtypes of the values; state and merged deltas are float32.
+  """
+
+  init: Callable[[PieceValues], Any]
+  update: Callable[..., tuple[PieceValues, Any, PieceValues]]
+
+
+def fragment_outer(
+  tx: optax.GradientTransformation, merge: str, plan: FragmentPlan, p: int
+) -> FragmentOuter:
+  """Merge and outer step of fragment `p`; both functions are jit-able.
+
+  Embeddings are merged by the weighted mean whatever `merge` says. If all
+  weights are zero, updates are zero and the state stays as it is.
+
+  Args:
+    tx: the outer optimizer, any optax one.
+    merge: 'rda' or 'mean'.
+    plan: the fragments.
+    p: which one.
+
+  Raises:
+    ValueError: unknown rule or fragment.
+  """
+  check_rule(merge)
+  rules = tuple(
+    'mean' if piece.is_embedding else merge for piece in plan.pieces(p)
+  )
+
+  def init(values: PieceValues) -> Any:
+    return tx.init(_as_float32(values))
+
+  def update(
+    stacked_values: Sequence[StackedLeaf],
+    state: Any,
+    values: PieceValues,
+    weights: Weights,
+  ) -> tuple[PieceValues, Any, PieceValues]:
+    merged = merge_pieces(stacked_values, weights, rules)
+    steps: Any
+    steps, new_state = tx.update(merged, state, _as_float32(values))
+    anybody = jnp.any(jnp.asarray(weights) > 0)
+    updates = tuple(
+      jnp.where(anybody, step, 0).astype(value.dtype)
+      for step, value in zip(steps, values, strict=True)
+    )
+    # Momentum decays with merges, not with rounds in which nobody was there.
+    new_state = jax.tree.map(
+      lambda new, old: jnp.where(anybody, new, old), new_state, state
+    )
+    return updates, new_state, merged
+
+  return FragmentOuter(init, update)
+
+
+def _as_float32(values: Sequence[Leaf]) -> PieceValues:
+  # In bfloat16 a weight of 1 would swallow every update below 0.004.
+  return tuple(jnp.asarray(value).astype(jnp.float32) for value in values)
+
+
+class OuterState(NamedTuple):
+  """State of `outer_transform`: that of `tx`, once per fragment."""
+
+  fragments: tuple[Any, ...]
+
+
+def outer_transform(
+  tx: optax.GradientTransformation, merge: str, plan: FragmentPlan
+) -> optax.GradientTransformationExtraArgs:
+  """The merge and outer step of all fragments, as one optax transform.
+
+  Example:
+
+  >>> import jax.numpy as jnp, optax
+  >>> from decoupled_diloco.ops.fragments import fragment
+  >>> params = {'a': jnp.ones(2), 'b': jnp.ones(2)}
+  >>> plan = fragment(params, num_fragments=2)
+  >>> outer = outer_transform(optax.sgd(1.0), merge='mean', plan=plan)
+  >>> state = outer.init(params)
+  >>> deltas = {'a': jnp.ones((3, 2)), 'b': jnp.ones((3, 2))}  # 3 learners
+  >>> updates, state = outer.update(
+  ...   deltas, state, params, weights=jnp.ones(3), fragment=0
+  ... )
+  >>> optax.apply_updates(params, updates)['a'].tolist()
+  [0.0, 0.0]
+  >>> updates['b'].tolist()
+  [0.0, 0.0]
+
+  Args:
+    tx: the outer optimizer, any optax one.
+    merge: 'rda' or 'mean'; embeddings always take the mean.
+    plan: made from parameters of this structure.
+
+  Returns:
+    A transform with `update(deltas, state, params, *, weights, fragment=None)`:
+    leaves of deltas are [learner, ...], weights [learner]. With `fragment=p`
+    (static) only that fragment is merged: other updates are zero and other
+    states unchanged; with None, all. Updates have the dtypes of the parameters.
+
+  Raises:
+    ValueError: unknown rule; from `update`, missing params or weights, or a
+      fragment that does not exist.
+  """
+  steps = [
+    fragment_outer(tx, merge, plan, p) for p in range(plan.num_fragments)
+  ]
+
+  def init(params: Params) -> OuterState:
+    return OuterState(
+      tuple(step.init(plan.take(params, p)) for p, step in enumerate(steps))
+    )
+
+  def update(
+    updates: StackedParams,
+    state: Any,
+    params: Params | None = None,
+    *,
+    weights: Weights | None = None,
+    fragment: int | None = None,
+    **extra_args: Any,
+  ) -> tuple[Params, Any]:
+    del extra_args
+    if params is None or weights is None:
+      missing = 'params' if params is None else 'weights'
+      raise ValueError(
+        f'The outer transform needs {missing}: call update(deltas, state, '
+        'params, weights=weights).'
+      )
+    if fragment is None:
+      chosen = range(plan.num_fragments)
+    else:
+      chosen = [operator.index(fragment)]
+    states = list(state.fragments)
+    result = jax.tree.map(jnp.zeros_like, params)
+    for p in chosen:
+      stacked, values = plan.take_stacked(updates, p), plan.take(params, p)
+      step_updates, states[p], _ = steps[p].update(
+        stacked, states[p], values, weights
+      )
+      result = plan.put(result, p, step_updates)
+    return result, OuterState(tuple(states))
+
+  return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,127 @@
+"""Payloads: encoded pieces as bytes, and back.
+
+The bytes of a fragment are, for every piece in order, its codes and then its
+scales, little-endian, with nothing between them. Both ends know the layout from
+the codec and the fragment plan, so a payload carries no header; its length is
+checked exactly, its integrity by the transport's checksum.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from decoupled_diloco.ops.array_types import ShapeTree
+from decoupled_diloco.ops.codecs import Codec, Encoded, is_encoded
+
+_SCALE_DTYPE = np.dtype(jax.numpy.bfloat16)
+
+
+class PieceLayout(NamedTuple):
+  """Where one piece lies in a payload, in bytes; scales follow the codes."""
+
+  offset: int
+  codes_nbytes: int
+  num_scales: int
+
+  @property
+  def nbytes(self) -> int:
+    return self.codes_nbytes + self.num_scales * _SCALE_DTYPE.itemsize
+
+
+def payload_spec(codec: Codec, shapes: ShapeTree) -> tuple[PieceLayout, ...]:
+  """The layout of a payload, piece by piece.
+
+  >>> import jax, jax.numpy as jnp
+  >>> from decoupled_diloco.ops.codecs import codec
+  >>> shapes = (jax.ShapeDtypeStruct((300,), jnp.float32),) * 2
+  >>> payload_spec(codec('int4'), shapes)[1]  # 150 + 2 * 2 bytes come before
+  PieceLayout(offset=154, codes_nbytes=150, num_scales=2)
+
+  Args:
+    codec: the wire format.
+    shapes: pytree of arrays or shapes, e.g. `plan.shapes(p)`.
+  """
+  layouts = []
+  offset = 0
+  for shape in jax.tree.leaves(shapes):
+    num_codes, dtype, num_scales = codec.wire_layout(math.prod(shape.shape))
+    codes_nbytes = num_codes * np.dtype(dtype).itemsize
+    layouts.append(PieceLayout(offset, codes_nbytes, num_scales))
+    offset += layouts[-1].nbytes
+  return tuple(layouts)
+
+
+def encoded_nbytes(codec: Codec, shapes: ShapeTree) -> int:
+  """Length in bytes of the payload of these shapes."""
+  return sum(layout.nbytes for layout in payload_spec(codec, shapes))
+
+
+def to_bytes(encoded: Any) -> bytes:
+  """The payload of a pytree of `Encoded`, fetched from the device at once."""
+  parts = []
+  for piece in jax.tree.leaves(jax.device_get(encoded), is_leaf=is_encoded):
+    parts += [_little_endian(piece.codes), _little_endian(piece.scales)]
+  return b''.join(parts)
+
+
+def from_bytes(
+  codec: Codec, shapes: ShapeTree, data: bytes | bytearray | memoryview
+) -> Any:
+  """Inverts `to_bytes`, without copying on little-endian hosts.
+
+  Args:
+    codec: the codec that encoded.
+    shapes: pytree of shapes and dtypes that were encoded.
+    data: the payload.
+
+  Returns:
+    Pytree like `shapes`, of `Encoded` with NumPy arrays.
+
+  Raises:
+    ValueError: the payload does not have the length of this layout.
+  """
+  view = memoryview(data).cast('B')
+  layouts = payload_spec(codec, shapes)
+  expected = sum(layout.nbytes for layout in layouts)
+  if view.nbytes != expected:
+    raise ValueError(
+      f'Payload: expected {expected} bytes for codec {codec.name} and this '
+      f'layout of {len(layouts)} pieces, got {view.nbytes}; sender and '
+      'receiver must use one codec, block size and fragment plan.'
+    )
+  leaves, structure = jax.tree.flatten(shapes)
+  pieces = []
+  for shape, layout in zip(leaves, layouts, strict=True):
+    _, dtype, _ = codec.wire_layout(math.prod(shape.shape))
+    middle = layout.offset + layout.codes_nbytes
+    pieces.append(
+      Encoded(
+        codes=_from_little_endian(view[layout.offset : middle], dtype),
+        scales=_from_little_endian(
+          view[middle : layout.offset + layout.nbytes], _SCALE_DTYPE
+        ),
+        shape=tuple(shape.shape),
+        dtype=np.dtype(shape.dtype),
+      )
+    )
+  return structure.unflatten(pieces)
+
+
+def _unsigned(dtype: Any) -> np.dtype:
+  """The little-endian integer of the same width."""
+  return np.dtype(f'<u{np.dtype(dtype).itemsize}')
+
+
+def _little_endian(array: np.ndarray) -> memoryview:
+  """The bytes of a flat array; no copy on little-endian hosts."""
+  wire = _unsigned(array.dtype)
+  array = np.ascontiguousarray(array).view(wire.newbyteorder('='))
+  return array.astype(wire, copy=False).view(np.uint8).data
+
+
+def _from_little_endian(view: memoryview, dtype: Any) -> np.ndarray:
+  wire = _unsigned(dtype)
+  array = np.frombuffer(view, wire)
+  return array.astype(wire.newbyteorder('='), copy=False).view(dtype)
