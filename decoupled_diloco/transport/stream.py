@@ -1,0 +1,283 @@
+"""One side of one connection, for whatever carries its frames."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+from decoupled_diloco.protocol.messages import Message
+from decoupled_diloco.transport.base import Parcel, Payload
+from decoupled_diloco.transport.options import TransportOptions
+from decoupled_diloco.transport.reassembler import Reassembler
+from decoupled_diloco.transport.scheduler import FrameScheduler, Piece
+from decoupled_diloco.transport.wire import (
+  AcknowledgementFrame,
+  ClosingFrame,
+  EnvelopeFrame,
+  decode_frame,
+  encode_frame,
+)
+
+# gRPC puts a flag and a length before each message.
+_GRPC_PREFIX_BYTES = 5
+_MAX_REASON_LENGTH = 1000
+
+# Why a stream ended, where nobody has said so.
+LOST = 'The connection was lost.'
+CLOSED_BY_LEARNER = 'The learner has closed the connection.'
+CLOSED_BY_SYNCER = 'The syncer has closed the connection.'
+
+
+class FrameStream:
+  """Both directions of a connection, shared by the threads that use it.
+
+  Any thread may send. One thread takes the frames to send, and one feeds those
+  that come in and settles the parcels that they make.
+
+  It ends once: softly with `finish` (what is control is still sent, and why it
+  ends), or at once with `fail`. The first reason stands, on both sides.
+
+  Args:
+    options: sizes and timeouts.
+    clock: the time in seconds.
+    bulk_queue: payloads waiting to be sent, at most.
+    receive_queue: payloads handed out but not settled, before the other side is
+      made to wait.
+    on_end: called, without a lock, when the stream ends; with True when it does
+      so at once, which may come after the first call.
+  """
+
+  def __init__(
+    self,
+    options: TransportOptions,
+    clock: Callable[[], float],
+    *,
+    bulk_queue: int,
+    receive_queue: int,
+    on_end: Callable[[bool], None] = lambda is_at_once: None,
+  ):
+    self._options = options
+    self._clock = clock
+    self._receive_queue = receive_queue
+    self._on_end = on_end
+    self._changed = threading.Condition()
+    self._scheduler = FrameScheduler(options, bulk_queue)
+    self._reassembler = Reassembler(options)
+    self._num_unsettled = 0
+    self._acknowledged = 0
+    self._is_finishing = False
+    self._has_said_why = False
+    self.has_failed = False
+    self._dropped: tuple[Message, ...] = ()
+    self.reason = ''
+    self.bytes_sent = 0
+    self.bytes_received = 0
+
+  @property
+  def is_ending(self) -> bool:
+    """Whether nothing more should be handed out or queued."""
+    return self._is_finishing or self.has_failed
+
+  @property
+  def num_unsent(self) -> int:
+    """Payloads waiting to be sent."""
+    return self._scheduler.num_unsent
+
+  def send_or_drop(
+    self, message: Message, payload: Payload
+  ) -> tuple[Message, ...]:
+    """Queues a message, in place of the oldest payload if there are too many.
+
+    Returns:
+      The messages that were dropped for it, or itself if the stream has ended.
+    """
+    frame = _check(message, payload, self._options)
+    dropped = ()
+    with self._changed:
+      if self.is_ending:
+        return (message,)
+      if memoryview(payload).nbytes:
+        if self._scheduler.is_bulk_full:
+          dropped = (self._scheduler.drop_oldest(),)
+        self._scheduler.queue_bulk(message, payload)
+        is_queued = True
+      else:
+        is_queued = self._scheduler.queue_control(frame)
+      self._changed.notify_all()
+      is_stalled = self._is_stalled()
+    if not is_queued:
+      self.fail('Too many control messages are waiting to be sent.')
+      return (message,)
+    if is_stalled:
+      self._fail_stalled()
+    return tuple(each for each in dropped if each is not None)
+
+  def send_or_refuse(self, message: Message, payload: Payload) -> bool:
+    """Queues a message; False if there are too many, or the stream has ended.
+
+    Too many control messages end the stream.
+    """
+    frame = _check(message, payload, self._options)
+    with self._changed:
+      if self.is_ending:
+        return False
+      if memoryview(payload).nbytes:
+        is_queued = self._scheduler.queue_bulk(message, payload)
+        has_overflown = False
+      else:
+        is_queued = self._scheduler.queue_control(frame)
+        has_overflown = not is_queued
+      self._changed.notify_all()
+      is_stalled = self._is_stalled()
+    if has_overflown:
+      self.fail('Too many control messages are waiting to be sent.')
+    elif is_stalled:
+      self._fail_stalled()
+    return is_queued and not is_stalled
+
+  def frames(self) -> Iterator[bytes]:
+    """The frames to send, as they become due, until the stream ends."""
+    while (piece := self._wait_for_piece()) is not None:
+      yield self._encode(piece)
+
+  def next_frame(self) -> bytes | None:
+    """The next frame to send; None if nothing is due now."""
+    with self._changed:
+      if self.has_failed:
+        return None
+      piece = self._next_piece()
+    return None if piece is None else self._encode(piece)
+
+  def feed(self, data: bytes) -> tuple[Parcel, ...]:
+    """Takes in a frame; returns the parcels to hand out, and then to settle.
+
+    Raises:
+      WireError: if it is no frame that may come now; nothing may follow it.
+    """
+    wire_bytes = len(data) + _GRPC_PREFIX_BYTES
+    self.bytes_received += wire_bytes
+    frame = decode_frame(data)
+    if isinstance(frame, ClosingFrame):
+      self.finish(frame.reason)
+      return ()
+    if isinstance(frame, AcknowledgementFrame):
+      with self._changed:
+        self._scheduler.on_acknowledged(frame.received_bytes, self._clock())
+        self._changed.notify_all()
+      return ()
+    parcels = self._reassembler.feed(frame, wire_bytes)
+    with self._changed:
+      self._num_unsettled += sum(map(_has_payload, parcels))
+      self._acknowledge()
+    return parcels
+
+  def settle(self, parcel: Parcel):
+    """A parcel has been looked at: there is room for another."""
+    if _has_payload(parcel):
+      with self._changed:
+        self._num_unsettled -= 1
+        self._acknowledge()
+
+  def finish(self, reason: str):
+    """Ends the stream when what is queued of control has been sent."""
+    with self._changed:
+      if self.is_ending:
+        return
+      self.reason = reason
+      self._is_finishing = True
+      self._dropped = self._scheduler.drop_bulk()
+      self._changed.notify_all()
+    self._on_end(False)
+
+  def fail(self, reason: str):
+    """Ends the stream at once."""
+    with self._changed:
+      if self.has_failed:
+        return
+      if not self._is_finishing:
+        self.reason = reason
+        self._dropped = self._scheduler.drop_bulk()
+      self.has_failed = True
+      self._changed.notify_all()
+    self._on_end(True)
+
+  @property
+  def dropped(self) -> tuple[Message, ...]:
+    """What was not acknowledged when the stream ended."""
+    return self._dropped
+
+  def _acknowledge(self):
+    received = self._reassembler.received_bytes
+    if (
+      received > self._acknowledged
+      and self._num_unsettled < self._receive_queue
+    ):
+      self._acknowledged = received
+      self._scheduler.acknowledge(received)
+      self._changed.notify_all()
+
+  def _wait_for_piece(self) -> bytes | Piece | None:
+    with self._changed:
+      while not self.has_failed and not self._is_stalled():
+        piece = self._next_piece()
+        if piece is not None or self._is_finishing:
+          return piece
+        since = self._scheduler.window.waiting_since()
+        self._changed.wait(
+          None
+          if since is None
+          else since + self._options.stall_seconds - self._clock()
+        )
+    self._fail_stalled()
+    return None
+
+  def _next_piece(self) -> bytes | Piece | None:
+    piece = self._scheduler.next_frame(self._clock())
+    if piece is None and self._is_finishing and not self._has_said_why:
+      self._has_said_why = True
+      return encode_frame(ClosingFrame(self.reason[:_MAX_REASON_LENGTH]))
+    return piece
+
+  def _encode(self, piece: bytes | Piece) -> bytes:
+    frame = piece if isinstance(piece, bytes) else piece.encode()
+    self.bytes_sent += len(frame) + _GRPC_PREFIX_BYTES
+    return frame
+
+  def _is_stalled(self) -> bool:
+    since = self._scheduler.window.waiting_since()
+    return (
+      since is not None and self._clock() - since >= self._options.stall_seconds
+    )
+
+  def _fail_stalled(self):
+    self.fail(
+      f'The other side took no payload bytes for {self._options.stall_seconds} '
+      's, though some were on their way.'
+    )
+
+
+def _has_payload(parcel: Parcel) -> bool:
+  return not parcel.is_intact or len(parcel.payload) > 0
+
+
+def _check(
+  message: Message, payload: Payload, options: TransportOptions
+) -> bytes:
+  """The message as a frame, if it and its payload may be sent."""
+  size = memoryview(payload).nbytes
+  if size > options.max_payload_bytes:
+    raise ValueError(
+      f'The payload of {message} has {size} bytes, which must not exceed '
+      f'max_payload_bytes={options.max_payload_bytes}; use more fragments, or '
+      'raise it on both sides.'
+    )
+  # As large as the envelope can become.
+  frame = encode_frame(
+    EnvelopeFrame(message, (1 << 64) - 1, size, (1 << 64) - 1)
+    if size
+    else EnvelopeFrame(message)
+  )
+  if len(frame) + _GRPC_PREFIX_BYTES > options.max_message_bytes:
+    raise ValueError(
+      f'A {type(message).__name__} of {len(frame)} bytes must not exceed '
+      f'max_message_bytes={options.max_message_bytes}.'
+    )
+  return frame
