@@ -1,6 +1,6 @@
 """Three learners of unequal speed learn Shakespeare, and one of them is killed.
 
-  scripts/run python -m decoupled_diloco.train --config=configs/quickstart.py
+scripts/run python -m decoupled_diloco.train --config=configs/quickstart.py
 """
 
 from decoupled_diloco import configuring

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+from ml_collections import config_dict
 
 from decoupled_diloco.data import TextOptions
 from decoupled_diloco.models.transformer import TransformerOptions
@@ -163,8 +164,8 @@ _DERIVED = {
 }
 
 
-def default_config() -> ml_collections.ConfigDict:
-  """All fields with their defaults.
+def default_config() -> Any:
+  """All fields with their defaults, as a ConfigDict.
 
   The section `learners` is empty: `config.learners = {'2': {'pace':
   {'step_seconds': 0.05}}}` overrides fields for learner 2 alone.
@@ -191,7 +192,7 @@ def default_config() -> ml_collections.ConfigDict:
 def _default(field: dataclasses.Field[Any]) -> Any:
   if field.default is None:
     # A field that may be None has no type of its own to check yet.
-    return ml_collections.config_dict.placeholder(object)
+    return config_dict.placeholder(object)
   if field.default is not dataclasses.MISSING:
     return field.default
   return field.default_factory()  # pyright: ignore[reportCallIssue]

@@ -10,26 +10,38 @@ import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
+from rich.console import Console
+
 from decoupled_diloco import roles
 from decoupled_diloco.configuring import RunOptions
-from decoupled_diloco.observe import status as run_status
+from decoupled_diloco.observe.metrics import MetricsWriter
 from decoupled_diloco.observe.progress import ProgressView
 from decoupled_diloco.observe.run_status import RunStatus
+from decoupled_diloco.observe.status import catch_up
+from decoupled_diloco.observe.summary import OutsideFacts, summarise
+from decoupled_diloco.observe.summary_text import render
 from decoupled_diloco.observe.tape import TapeFollower
 from decoupled_diloco.runtime.launch import Launcher
 
 _POLL_SECONDS = 0.2
+_METRICS_SECONDS = 1.0
 
 
 class Watcher:
-  """Follows the tape of a run and shows it."""
+  """Follows the tape of a run: shows it, and notes its figures.
 
-  def __init__(self, options: RunOptions):
-    self._follower = TapeFollower(
-      pathlib.Path(options.workdir) / 'events.jsonl'
-    )
-    self._view = ProgressView(sys.stderr)
+  Attributes:
+    status: of the run; None before anything is known.
+  """
+
+  def __init__(self, workdir: pathlib.Path):
+    self.tape = workdir / 'events.jsonl'
+    self.metrics = workdir / 'metrics.jsonl'
     self.status: RunStatus | None = None
+    self._follower = TapeFollower(self.tape)
+    self._view = ProgressView(sys.stderr)
+    self._metrics = MetricsWriter(self.metrics)
+    self._noted_at = 0.0
 
   @property
   def progress(self) -> float:
@@ -40,19 +52,23 @@ class Watcher:
 
   def poll(self) -> None:
     """Reads what is new on the tape, and shows it."""
-    while steps := self._follower.poll():
-      if self.status is None:
-        assert self._follower.header is not None
-        self.status = run_status.init(self._follower.header)
-      for event, effects in steps:
-        run_status.update(self.status, event, effects)
-    if self.status is not None:
-      self._view.update(self.status, time.monotonic())
+    self.status = catch_up(self.status, self._follower)
+    if self.status is None:
+      return
+    now = time.monotonic()
+    self._view.update(self.status, now)
+    if now - self._noted_at >= _METRICS_SECONDS:
+      self._noted_at = now
+      self._metrics.write(self.status)
 
   def close(self) -> None:
-    """Shows the last state."""
-    self.poll()
+    """Shows and notes the last state."""
+    self.status = catch_up(self.status, self._follower)
+    if self.status is not None:
+      self._view.update(self.status, time.monotonic())
+      self._metrics.write(self.status)
     self._view.close()
+    self._metrics.close()
 
 
 def run(options: RunOptions, arguments: Sequence[str]) -> int:
@@ -72,7 +88,7 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
   """
   workdir = pathlib.Path(options.workdir).resolve()
   _claim(workdir)
-  watcher = Watcher(options)
+  watcher = Watcher(workdir)
 
   def command(role: str, learner: int, address: str) -> list[str]:
     changes = {'role': role, 'workdir': str(workdir)}
@@ -101,14 +117,16 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
   finally:
     watcher.close()
   result = roles.Result(**json.loads((workdir / 'result.json').read_text()))
-  show_summary(options, result)
+  show_summary(watcher, result)
   return 0 if result.is_success else 1
 
 
 @contextlib.contextmanager
-def watching(options: RunOptions) -> Iterator[None]:
+def watching(options: RunOptions) -> Iterator[Watcher]:
   """Shows the run of this process on a thread of its own."""
-  watcher = Watcher(options)
+  workdir = pathlib.Path(options.workdir).resolve()
+  _claim(workdir)
+  watcher = Watcher(workdir)
   is_over = threading.Event()
 
   def watch() -> None:
@@ -118,16 +136,33 @@ def watching(options: RunOptions) -> Iterator[None]:
   thread = threading.Thread(target=watch, daemon=True)
   thread.start()
   try:
-    yield
+    yield watcher
   finally:
     is_over.set()
     thread.join()
     watcher.close()
 
 
-def show_summary(options: RunOptions, result: roles.Result) -> None:
-  """Prints what came out of a run."""
-  print(result)
+def show_summary(watcher: Watcher, result: roles.Result) -> None:
+  """Prints what came out of a run, and keeps it in `summary.json`."""
+  if watcher.status is None:
+    return
+  summary = summarise(
+    watcher.status,
+    OutsideFacts(
+      held_out_loss_start=result.loss_start,
+      held_out_loss_end=result.loss_end,
+      checkpoint=result.checkpoint,
+      tape=str(watcher.tape),
+      metrics=str(watcher.metrics),
+      sample=result.sample,
+      end_reason=result.reason,
+      is_failure=not result.is_success,
+    ),
+  )
+  path = watcher.tape.with_name('summary.json')
+  path.write_text(json.dumps(summary.to_jsonable(), indent=2) + '\n')
+  Console(highlight=False).print(render(summary))
 
 
 def _claim(workdir: pathlib.Path) -> None:
@@ -139,8 +174,9 @@ def _claim(workdir: pathlib.Path) -> None:
   if (workdir / 'events.jsonl').exists():
     raise ValueError(
       f'config.workdir={workdir} holds a run already; choose another folder, '
-      f'or remove that one.'
+      'or remove that one.'
     )
+  workdir.mkdir(parents=True, exist_ok=True)
 
 
 def _stop_on_signals(launcher: Launcher) -> None:
@@ -152,9 +188,7 @@ def _stop_on_signals(launcher: Launcher) -> None:
       launcher.kill_all()
       raise SystemExit(128 + number)
     seen.append(number)
-    print(
-      'Stopping in order; once more to stop at once.', file=sys.stderr
-    )
+    print('Stopping in order; once more to stop at once.', file=sys.stderr)
     launcher.request_stop()
 
   signal.signal(signal.SIGINT, handle)

@@ -12,10 +12,11 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from decoupled_diloco import data, tasks
@@ -30,14 +31,14 @@ from decoupled_diloco.protocol.learner_state import LearnerOptions
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
 from decoupled_diloco.runtime.global_model import GlobalModel
 from decoupled_diloco.runtime.launch import EXIT_USAGE
-from decoupled_diloco.runtime.learner_loop import LearnerLoop
+from decoupled_diloco.runtime.learner_loop import LearnerLoop, Record
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.runtime.syncer_server import SyncerServer
 from decoupled_diloco.runtime.wire_format import layout_digest, wire_format
 from decoupled_diloco.storage import snapshots
 from decoupled_diloco.training import evaluation, inner
 from decoupled_diloco.training.mesh import make_mesh
-from decoupled_diloco.training.step import make_train_scan
+from decoupled_diloco.training.step import TrainScan, make_train_scan
 from decoupled_diloco.transport.grpc_endpoint import GrpcEndpoint
 from decoupled_diloco.transport.grpc_link import GrpcLink
 
@@ -215,15 +216,64 @@ def run_syncer(options: RunOptions) -> Result:
   return result
 
 
-def run_learner(options: RunOptions, tell: Callable[[str], None]) -> int:
-  """Takes part in a run as one learner; returns the process's exit code.
+@dataclasses.dataclass(frozen=True)
+class LearnerSetup:
+  """A learner put together, before it looks for its syncer.
+
+  Attributes:
+    open_batches: the batches of the scans from a step of this learner on, a
+      `data.Prefetcher`.
+    example: the batches of one scan, to compile for.
+  """
+
+  options: RunOptions
+  task: tasks.Task
+  plan: FragmentPlan
+  trainer: TrainScan
+  machine_options: LearnerOptions
+  open_batches: Callable[[int], data.Prefetcher[Any]]
+  example: Any
+
+  def loop(self, record: Record, tell: Callable[[str], None]) -> LearnerLoop:
+    """A loop that can take part in a run once."""
+    options = self.options
+    one_batch = jax.tree.map(lambda leaf: leaf[0], self.example)
+    transport = dataclasses.replace(
+      options.transport,
+      # In the drain, every fragment is handed over at once.
+      link_queue=max(options.transport.link_queue, self.plan.num_fragments),
+    )
+    return LearnerLoop(
+      self.machine_options,
+      layout=layout_digest(self.plan, options.wire),
+      model=LocalModel(
+        self.plan,
+        self.trainer,
+        wire=wire_format(options.wire),
+        options=options.adopt,
+      ),
+      link=GrpcLink(options.syncer.address, transport, options.security),
+      open_batches=self.open_batches,
+      tokens_per_step=self.task.num_tokens(one_batch),
+      rng=jax.random.fold_in(jax.random.key(options.seed), 1 + options.learner),
+      heartbeat_seconds=options.membership.heartbeat_seconds,
+      connect_seconds=options.syncer.connect_seconds,
+      pace=options.pace,
+      record=record,
+      tell=tell,
+      clock=_clock(),
+    )
+
+
+def set_up_learner(options: RunOptions) -> LearnerSetup:
+  """Everything that a learner needs before it meets the syncer.
+
+  Args:
+    options: with the vocabulary, see `with_vocabulary`.
 
   Raises:
     ValueError: if the options do not fit the devices, the model or the data.
-    SyncerUnreachableError: if there is no syncer.
-    FloatingPointError: if the inner optimizer diverges.
   """
-  options = with_vocabulary(options)
   task = build_task(options)
   plan = build_plan(options, task)
   steps = options.schedule.steps_per_scan
@@ -237,51 +287,45 @@ def run_learner(options: RunOptions, tell: Callable[[str], None]) -> int:
     ),
   )
   pipeline = data.TextPipeline(options.data, options.learner)
-  machine_options = LearnerOptions(
-    learner=options.learner,
-    schedule=options.schedule,
-    max_rounds_in_flight=options.lead.max_rounds_in_flight,
-    on_lead_limit=options.lead.on_lead_limit,
-    keeps_progress=options.adopt.rule == 'rebase',
-  )
-  example = pipeline.scan_batches(0, steps)
-  one_batch = jax.tree.map(lambda leaf: leaf[0], example)
 
-  def open_batches(position: int) -> Iterator[Any]:
+  def open_batches(position: int) -> data.Prefetcher[Any]:
     iterator = data.TextIterator(pipeline, scan_steps=steps)
     iterator.position = position
     return data.Prefetcher(iterator, place=trainer.place)
 
+  return LearnerSetup(
+    options=options,
+    task=task,
+    plan=plan,
+    trainer=trainer,
+    machine_options=LearnerOptions(
+      learner=options.learner,
+      schedule=options.schedule,
+      max_rounds_in_flight=options.lead.max_rounds_in_flight,
+      on_lead_limit=options.lead.on_lead_limit,
+      keeps_progress=options.adopt.rule == 'rebase',
+    ),
+    open_batches=open_batches,
+    example=pipeline.scan_batches(0, steps),
+  )
+
+
+def run_learner(options: RunOptions, tell: Callable[[str], None]) -> int:
+  """Takes part in a run as one learner; returns the process's exit code.
+
+  Raises:
+    ValueError: if the options do not fit the devices, the model or the data.
+    SyncerUnreachableError: if there is no syncer.
+    FloatingPointError: if the inner optimizer diverges.
+  """
+  setup = set_up_learner(with_vocabulary(options))
   folder = pathlib.Path(options.workdir) / 'learners' / str(options.learner)
   folder.mkdir(parents=True, exist_ok=True)
-  header = TapeHeader.of('learner', machine_options, plan.sizes)
+  header = TapeHeader.of('learner', setup.machine_options, setup.plan.sizes)
   with contextlib.closing(TapeWriter(folder / 'events.jsonl', header)) as tape:
-    loop = LearnerLoop(
-      machine_options,
-      layout=layout_digest(plan, options.wire),
-      model=LocalModel(
-        plan,
-        trainer,
-        wire=wire_format(options.wire),
-        options=options.adopt,
-      ),
-      link=GrpcLink(
-        options.syncer.address, options.transport, options.security
-      ),
-      open_batches=open_batches,
-      tokens_per_step=task.num_tokens(one_batch),
-      rng=jax.random.fold_in(
-        jax.random.key(options.seed), 1 + options.learner
-      ),
-      heartbeat_seconds=options.membership.heartbeat_seconds,
-      connect_seconds=options.syncer.connect_seconds,
-      pace=options.pace,
-      record=tape.record,
-      tell=tell,
-      clock=_clock(),
-    )
+    loop = setup.loop(tape.record, tell)
     _stop_on_signals(loop.request_stop)
-    finish = loop.run(example)
+    finish = loop.run(setup.example)
   tell(finish.reason)
   return EXIT_USAGE if finish.is_failure else 0
 
@@ -314,7 +358,7 @@ def _sample(options: RunOptions, params: Any) -> str:
   if not wanted or options.task != 'language_model':
     return ''
   tokenizer = data.open_tokenizer(options.data.tokenizer)
-  prompt = np.asarray(tokenizer.encode(options.evaluation.prompt), np.int32)
+  prompt = jnp.asarray(tokenizer.encode(options.evaluation.prompt), jnp.int32)
   tokens = sampling.sample(
     options.model,
     params,

@@ -52,9 +52,9 @@ def _serve(options: RunOptions) -> int:
   if _LAUNCHED.value:
     result = roles.run_syncer(options)
   else:
-    with local_run.watching(options):
+    with local_run.watching(options) as watcher:
       result = roles.run_syncer(options)
-    local_run.show_summary(options, result)
+    local_run.show_summary(watcher, result)
   return 0 if result.is_success else 1
 
 

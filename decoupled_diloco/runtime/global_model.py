@@ -1,12 +1,15 @@
 """The syncer's arrays: global parameters, outer optimizer state, residuals.
 
-Everything lies by fragment, as tuples of pieces, on the host's CPU. Each merge
-is one jitted function: decode all contributions, merge, outer update, encode
-what is published, and apply exactly that. So the syncer and every learner hold
-the same bits.
+Everything lies by fragment, as tuples of pieces in float32. A merge is two
+jitted functions. The first decodes all contributions, merges them, takes the
+outer step and encodes what is published; the second applies what was published,
+by the same program as a learner does (`wire_format.apply_update`). In one
+function, XLA would contract the outer step's product and the addition to a
+fused multiply-add, and the syncer would hold other bits than its learners.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +24,11 @@ from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.ops.merge import check_rule
 from decoupled_diloco.ops.outer import fragment_outer, outer_optimizer
 from decoupled_diloco.protocol.effects import Share
-from decoupled_diloco.runtime.wire_format import WireFormat
+from decoupled_diloco.runtime.wire_format import (
+  WireFormat,
+  apply_update,
+  wire_shapes,
+)
 
 Payload = bytes | bytearray | memoryview
 
@@ -87,8 +94,14 @@ class GlobalModel:
     self._wire = wire
     self._num_learners = num_learners
     fragments = range(plan.num_fragments)
+    self._shapes = [wire_shapes(plan, p) for p in fragments]
     self._values = [
-      tuple(jnp.copy(value) for value in plan.take(params, p))
+      tuple(
+        jnp.array(value, shape.dtype)
+        for value, shape in zip(
+          plan.take(params, p), self._shapes[p], strict=True
+        )
+      )
       for p in fragments
     ]
     outers = [fragment_outer(tx, merge, plan, p) for p in fragments]
@@ -98,6 +111,10 @@ class GlobalModel:
     ]
     self._residuals = [wire.down.init(values) for values in self._values]
     self._merges = [self._jit_merge(outer.update) for outer in outers]
+    self._apply = jax.jit(
+      functools.partial(apply_update, wire) if wire.form == 'update' else _add,
+      donate_argnums=0,
+    )
     self._norm = jax.jit(lambda encoded: _norm(wire.up.decode(encoded)))
     self._encode_value = jax.jit(
       lambda values: wire.value.encode(values, wire.value.init(values))[0]
@@ -112,14 +129,10 @@ class GlobalModel:
         deltas, outer_state, values, weights
       )
       if wire.form == 'update':
-        encoded, residual = wire.down.encode(updates, residual)
-        values = _add(values, wire.down.decode(encoded))
-      else:
-        values = _add(values, updates)
-        encoded, residual = wire.down.encode(values, residual)
-      return encoded, _norm(merged), values, outer_state, residual
+        updates, residual = wire.down.encode(updates, residual)
+      return updates, _norm(merged), outer_state, residual
 
-    return jax.jit(merge, donate_argnums=(2, 3, 4))
+    return jax.jit(merge, donate_argnums=(3, 4))
 
   @property
   def form(self) -> str:
@@ -127,14 +140,29 @@ class GlobalModel:
     return self._wire.form
 
   def compile(self, fragment: int) -> None:
-    """Compiles the merge of a fragment, so that no round has to wait for it."""
-    empty = payloads.from_bytes(
-      self._wire.up,
-      self.plan.shapes(fragment),
-      bytes(payloads.encoded_nbytes(self._wire.up, self.plan.shapes(fragment))),
+    """Compiles what a fragment's rounds need, so that none has to wait for it.
+
+    Nothing is changed, and other threads may meanwhile ask for the value.
+    """
+    empty = self._contribution(
+      fragment,
+      bytes(payloads.encoded_nbytes(self._wire.up, self._shapes[fragment])),
     )
-    # All weights are zero, so nothing changes.
-    self._merge_encoded(fragment, {}, {0: empty})
+    self._norm.lower(empty).compile()
+    # Copies, because a merge donates what it changes.
+    values, outer_state, residual = jax.tree.map(
+      jnp.copy,
+      (
+        self._values[fragment],
+        self._outer_states[fragment],
+        self._residuals[fragment],
+      ),
+    )
+    stacked, weights = self._stack({}, {0: empty})
+    updates, *_ = self._merges[fragment](
+      stacked, weights, values, outer_state, residual
+    )
+    self._encode_value(self._apply(values, updates))
 
   def norm_of(self, fragment: int, payload: Payload) -> float | None:
     """Euclidean norm of a contribution's delta; None if it is not finite.
@@ -142,10 +170,7 @@ class GlobalModel:
     Raises:
       ValueError: if the payload has not the length of this fragment's.
     """
-    encoded = payloads.from_bytes(
-      self._wire.up, self.plan.shapes(fragment), payload
-    )
-    norm = float(self._norm(encoded))
+    norm = float(self._norm(self._contribution(fragment, payload)))
     return norm if np.isfinite(norm) else None
 
   def merge(
@@ -165,49 +190,55 @@ class GlobalModel:
       FloatingPointError: if the result is not finite; the fragment is then
         unusable, and the run has to go on from its last snapshot.
     """
-    weights = {share.learner: share.weight for share in shares}
-    encoded = {
-      share.learner: payloads.from_bytes(
-        self._wire.up,
-        self.plan.shapes(fragment),
-        contributions[share.learner],
-      )
-      for share in shares
-    }
-    published, norm = self._merge_encoded(fragment, weights, encoded)
+    stacked, weights = self._stack(
+      {share.learner: share.weight for share in shares},
+      {
+        share.learner: self._contribution(
+          fragment, contributions[share.learner]
+        )
+        for share in shares
+      },
+    )
+    updates, norm, outer_state, residual = self._merges[fragment](
+      stacked,
+      weights,
+      self._values[fragment],
+      self._outer_states[fragment],
+      self._residuals[fragment],
+    )
+    self._outer_states[fragment] = outer_state
+    self._residuals[fragment] = residual
+    self._values[fragment] = self._apply(self._values[fragment], updates)
     if not np.isfinite(norm):
       raise FloatingPointError(
         f'The merged delta of fragment {fragment} has the norm {norm}, though '
         'every contribution is finite: their values are near the limit of '
         'float32. Lower the inner learning rate, and resume from a snapshot.'
       )
-    return Merged(payloads.to_bytes(published), norm)
+    if self._wire.form == 'value':
+      return Merged(self.value_payload(fragment), float(norm))
+    return Merged(payloads.to_bytes(updates), float(norm))
 
-  def _merge_encoded(
-    self, fragment: int, weights: Mapping[int, float], encoded: dict[int, Any]
-  ) -> tuple[Any, float]:
-    # Absent learners have weight zero and the arrays of somebody present, so
-    # that one compiled function serves any set of contributors.
+  def _contribution(self, fragment: int, payload: Payload) -> Any:
+    return payloads.from_bytes(self._wire.up, self._shapes[fragment], payload)
+
+  def _stack(
+    self, weights: Mapping[int, float], encoded: Mapping[int, Any]
+  ) -> tuple[Any, np.ndarray]:
+    """Contributions with a learner axis, and their weights.
+
+    Absent learners have weight zero and the arrays of somebody present, so
+    that one compiled function serves any set of contributors.
+    """
     filler = next(iter(encoded.values()))
     learners = range(self._num_learners)
     stacked = jax.tree.map(
       lambda *leaves: np.stack(leaves),
       *(encoded.get(learner, filler) for learner in learners),
     )
-    (
-      published,
-      norm,
-      self._values[fragment],
-      self._outer_states[fragment],
-      self._residuals[fragment],
-    ) = self._merges[fragment](
-      stacked,
-      np.array([weights.get(m, 0.0) for m in learners], np.float32),
-      self._values[fragment],
-      self._outer_states[fragment],
-      self._residuals[fragment],
+    return stacked, np.array(
+      [weights.get(m, 0.0) for m in learners], np.float32
     )
-    return published, float(norm)
 
   def value_payload(self, fragment: int) -> bytes:
     """The fragment itself, for a publication of the form 'value'."""

@@ -234,12 +234,13 @@ class Launcher:
         learner.restarts += 1
         learner.restart_at = now + self._options.restart_seconds
         self._tell(f'learner {m} is dead ({_describe(code)})')
-    if all(learner.life is _Life.GONE for learner in self._learners.values()):
-      if any(learner.process.returncode for learner in self._learners.values()):
-        raise LaunchError(
-          'No learner is left, and none may be started again; see '
-          f'{self._workdir / "logs"}.'
-        )
+    learners = self._learners.values()
+    are_gone = all(learner.life is _Life.GONE for learner in learners)
+    if are_gone and any(learner.process.returncode for learner in learners):
+      raise LaunchError(
+        'No learner is left, and none may be started again; see '
+        f'{self._workdir / "logs"}.'
+      )
 
   def _inject_kills(self) -> None:
     done = self._progress()

@@ -223,10 +223,17 @@ class LearnerLoop:
     captured = self._model.capture(contribution.fragment, contribution.round)
     dropped = None
     with self._has_unencoded:
+      if self._state.drain_first is not None:
+        # Training is over: waiting costs nothing, and nothing must be lost.
+        self._has_unencoded.wait_for(
+          lambda: (
+            len(self._unencoded) < _MAX_UNENCODED or self._is_over.is_set()
+          )
+        )
       if len(self._unencoded) >= _MAX_UNENCODED:
         dropped, _ = self._unencoded.popleft()
       self._unencoded.append((contribution, captured))
-      self._has_unencoded.notify()
+      self._has_unencoded.notify_all()
     if dropped is not None:
       self._tell(ev.HandOverDropped(self._clock(), dropped.round))
 
@@ -388,6 +395,7 @@ class LearnerLoop:
         if not self._unencoded:
           return
         contribution, captured = self._unencoded.popleft()
+        self._has_unencoded.notify_all()
       payload = self._model.encode(captured)
       self._payloads[contribution.fragment] = (contribution.round, payload)
       self._send_contribution(contribution, payload)

@@ -6,6 +6,9 @@ threads encode what was captured (`encode`) and decode what came in (`stage`).
 Arrays are immutable, so passing references needs no copies; but whatever
 outlives a boundary must have buffers of its own, because the next scan donates
 the training state's.
+
+Whatever is kept lies on the mesh like the parameters that it belongs to. Bases
+and publications are float32 (`wire_shapes`) also where the parameters are not.
 """
 
 import enum
@@ -15,16 +18,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.adopt import AdoptOptions, adopt
 from decoupled_diloco.ops.array_types import Params
 from decoupled_diloco.ops.fragments import FragmentPlan
-from decoupled_diloco.runtime.wire_format import WireFormat
+from decoupled_diloco.ops.pieces import Piece, named_leaves
+from decoupled_diloco.runtime.wire_format import (
+  WireFormat,
+  apply_update,
+  wire_shapes,
+)
 from decoupled_diloco.training.inner import NEVER
 from decoupled_diloco.training.step import Metrics, TrainScan, TrainState
 
 Values = tuple[jax.Array, ...]
+Shardings = tuple[NamedSharding, ...]
 Payload = bytes | bytearray | memoryview
 
 
@@ -49,15 +60,14 @@ class _Flight(NamedTuple):
   """What is kept of a hand-over until its fate is known.
 
   Attributes:
-    seen: what the syncer can make of it: base - decode(encode(delta)).
+    decoded: the delta as the syncer sees it; None while it is not encoded yet,
+      and where nobody needs it.
     residual: the error feedback's state, if it is merged.
-    shift: how far the base has moved since, if it has.
   """
 
   round: int
-  seen: Values | None
-  residual: Any
-  shift: Values | None = None
+  decoded: Values | None = None
+  residual: Any = None
 
 
 class LocalModel:
@@ -83,36 +93,58 @@ class LocalModel:
     self._wire = wire
     self._options = options
     P = plan.num_fragments
+    leaves = named_leaves(trainer.state_shardings.params)
+    self._shapes = [wire_shapes(plan, p) for p in range(P)]
+    self._shardings: list[Shardings] = [
+      tuple(_cut(leaves[piece.paths[0]], piece) for piece in plan.pieces(p))
+      for p in range(P)
+    ]
     self._state: TrainState | None = None
     self._lock = threading.Lock()
     self._bases: list[Values | None] = [None] * P
     self._base_versions = [-1] * P
     self._staged: list[dict[int, Values]] = [{} for _ in range(P)]
     self._flights: list[_Flight | None] = [None] * P
-    self._residuals: list[Any] = [None] * P
-    self._piece_shardings: list[tuple[jax.sharding.Sharding, ...] | None]
-    self._piece_shardings = [None] * P
+    self._residuals: list[Any] = [()] * P
+    self._assemble = jax.jit(
+      self._assemble_params, out_shardings=trainer.state_shardings.params
+    )
     self._take = jax.jit(self._take_fragment, static_argnums=1)
     self._adopt = jax.jit(
-      self._adopt_fragment, static_argnums=1, donate_argnums=0
+      self._adopt_fragment,
+      static_argnums=1,
+      donate_argnums=0,
+      # Exactly what the compiled scan takes.
+      out_shardings=trainer.state_shardings.params,
     )
-    self._encode = jax.jit(self._encode_fragment)
-    self._decode_update = jax.jit(
-      lambda base, encoded: _add(base, wire.down.decode(encoded))
-    )
+    self._encode = jax.jit(self._encode_fragment, static_argnums=0)
+    self._decode_update = jax.jit(self._next_version, static_argnums=0)
     self._decode_value = jax.jit(wire.value.decode)
 
-  # The jitted functions.
+  # The jitted functions. Shardings are static, so that fragments of the same
+  # shapes share what is compiled.
+
+  def _assemble_params(self, values: Sequence[Values]) -> Params:
+    shapes = jax.eval_shape(self.trainer.task.init, jax.random.key(0))
+    return self.plan.assemble(values, shapes)
 
   def _take_fragment(self, params: Params, p: int) -> Values:
     # A whole leaf would otherwise be handed through without a copy, and lost
     # when the next scan donates it.
-    return tuple(jnp.copy(value) for value in self.plan.take(params, p))
+    values = tuple(jnp.copy(value) for value in self.plan.take(params, p))
+    return lax.with_sharding_constraint(values, self._shardings[p])
 
   def _adopt_fragment(
-    self, params: Params, p: int, published: Values, base: Values, seen: Any
+    self,
+    params: Params,
+    p: int,
+    published: Values,
+    base: Values,
+    decoded: Values | None,
   ) -> Params:
     local = self.plan.take(params, p)
+    base = _as_held(base, local)
+    seen = None if decoded is None else _subtract(base, decoded)
     adopted = adopt(
       self._options.rule,
       local,
@@ -125,17 +157,24 @@ class LocalModel:
     return self.plan.put(params, p, tuple(jnp.copy(x) for x in adopted))
 
   def _encode_fragment(
-    self, local: Values, base: Values, residual: Any
-  ) -> tuple[Any, Any, Any]:
-    delta = tuple(
-      (b - l).astype(jnp.float32) for b, l in zip(base, local, strict=True)
-    )
+    self, shardings: Shardings, local: Values, base: Values, residual: Any
+  ) -> tuple[Any, Values | None, Any]:
+    wide = tuple(l.astype(b.dtype) for b, l in zip(base, local, strict=True))
+    delta = _subtract(_as_held(base, local), wide)
     encoded, residual = self._wire.up.encode(delta, residual)
-    seen = None
+    decoded = None
     if self.keeps_progress:
       decoded = self._wire.up.decode(encoded)
-      seen = tuple(b - d for b, d in zip(base, decoded, strict=True))
-    return encoded, residual, seen
+      decoded = lax.with_sharding_constraint(decoded, shardings)
+    if self._wire.up.error_feedback:
+      residual = lax.with_sharding_constraint(residual, shardings)
+    return encoded, decoded, residual
+
+  def _next_version(
+    self, shardings: Shardings, before: Values, encoded: Any
+  ) -> Values:
+    values = apply_update(self._wire, before, encoded)
+    return lax.with_sharding_constraint(values, shardings)
 
   # The training thread.
 
@@ -161,20 +200,19 @@ class LocalModel:
       rejoin_step: the run's global step, if it has begun without this learner.
     """
     with self._lock:
-      values = [
-        self._staged[p].pop(version) for p, version in enumerate(versions)
-      ]
       for p, version in enumerate(versions):
-        self._bases[p] = values[p]
+        self._bases[p] = self._staged[p][version]
         self._base_versions[p] = version
-    shapes = jax.eval_shape(self.trainer.task.init, jax.random.key(0))
-    params = self.plan.assemble(values, shapes)
-    self._state = self.trainer.init_from(params, rng, rejoin_step)
-    for p in range(self.plan.num_fragments):
-      taken = self._take(self._state.params, p)
-      self._piece_shardings[p] = tuple(value.sharding for value in taken)
-      self._bases[p] = self._place(p, values[p])
-      self._residuals[p] = self._wire.up.init(self.base(p))
+        self._unstage(p, version)
+    bases = [self.base(p) for p in range(self.plan.num_fragments)]
+    self._state = self.trainer.init_from(
+      self._assemble(bases), rng, rejoin_step
+    )
+    if self._wire.up.error_feedback:
+      self._residuals = [
+        jax.device_put(self._wire.up.init(base), shardings)
+        for base, shardings in zip(bases, self._shardings, strict=True)
+      ]
 
   def train(self, batches: Any, global_step: int) -> Metrics:
     """One scan; returns its metrics, which may still be being computed."""
@@ -184,9 +222,11 @@ class LocalModel:
 
   def capture(self, fragment: int, round_: int) -> Captured:
     """Copies a fragment, so that it can be encoded while training goes on."""
-    base = self._bases[fragment]
-    assert base is not None
-    return Captured(fragment, round_, self._take(self.params, fragment), base)
+    # Noted here and not by `encode`, which may come after the next adoption.
+    with self._lock:
+      self._flights[fragment] = _Flight(round_)
+    local = self._take(self.params, fragment)
+    return Captured(fragment, round_, local, self.base(fragment))
 
   def adopt(self, fragment: int, version: int, merged_round: int) -> None:
     """Adopts a staged version.
@@ -198,31 +238,30 @@ class LocalModel:
         it last adopted this fragment; -1 if none was.
     """
     assert self._state is not None
+    base = self.base(fragment)
+    decoded = None
     with self._lock:
       published = self._staged[fragment][version]
-      base = self._bases[fragment]
-      flight = self._flights[fragment]
-      self._staged[fragment] = {
-        staged: values
-        for staged, values in self._staged[fragment].items()
-        if staged > version
-      }
       self._bases[fragment] = published
       self._base_versions[fragment] = version
-      assert base is not None
-      seen = None
+      self._unstage(fragment, version)
+      flight = self._flights[fragment]
       if flight is not None and flight.round == merged_round:
+        # Relative to the base of now, not of the hand-over: versions that were
+        # adopted in between have moved the local copy as they moved the base.
+        decoded = flight.decoded
         self._residuals[fragment] = flight.residual
-        seen = flight.seen
-        if seen is not None and flight.shift is not None:
-          seen = _add(seen, flight.shift)
         self._flights[fragment] = None
-      elif flight is not None and self.keeps_progress:
-        moved = _subtract(published, base)
-        shift = moved if flight.shift is None else _add(flight.shift, moved)
-        self._flights[fragment] = flight._replace(shift=shift)
-    params = self._adopt(self._state.params, fragment, published, base, seen)
+    params = self._adopt(self._state.params, fragment, published, base, decoded)
     self._state = self._state._replace(params=params)
+
+  def _unstage(self, fragment: int, version: int) -> None:
+    """Lets go of a staged version and of older ones."""
+    self._staged[fragment] = {
+      staged: values
+      for staged, values in self._staged[fragment].items()
+      if staged > version
+    }
 
   def forget(self, fragment: int, round_: int) -> None:
     """Lets go of what was kept for a hand-over that will not be merged."""
@@ -236,12 +275,15 @@ class LocalModel:
   def encode(self, captured: Captured) -> bytes:
     """The payload of a hand-over."""
     p = captured.fragment
-    encoded, residual, seen = self._encode(
-      captured.local, captured.base, self._residuals[p]
+    encoded, decoded, residual = self._encode(
+      self._shardings[p], captured.local, captured.base, self._residuals[p]
     )
     payload = payloads.to_bytes(encoded)
     with self._lock:
-      self._flights[p] = _Flight(captured.round, seen, residual)
+      flight = self._flights[p]
+      # Unless it was given up meanwhile.
+      if flight is not None and flight.round == captured.round:
+        self._flights[p] = _Flight(captured.round, decoded, residual)
     return payload
 
   def stage(
@@ -258,7 +300,8 @@ class LocalModel:
     Raises:
       ValueError: if the payload has not the length of this fragment's.
     """
-    shapes = self.plan.shapes(fragment)
+    shapes = self._shapes[fragment]
+    shardings = self._shardings[fragment]
     with self._lock:
       newest = max([self._base_versions[fragment], *self._staged[fragment]])
       before = self._staged[fragment].get(newest, self._bases[fragment])
@@ -266,13 +309,12 @@ class LocalModel:
       return Staging.OLD
     if form == 'value':
       encoded = payloads.from_bytes(self._wire.value, shapes, payload)
-      values = self._decode_value(encoded)
+      values = jax.device_put(self._decode_value(encoded), shardings)
     elif version == newest + 1 and before is not None:
       encoded = payloads.from_bytes(self._wire.down, shapes, payload)
-      values = self._decode_update(before, encoded)
+      values = self._decode_update(shardings, before, encoded)
     else:
       return Staging.GAP
-    values = self._place(fragment, values)
     with self._lock:
       self._staged[fragment][version] = values
     return Staging.STAGED
@@ -284,34 +326,55 @@ class LocalModel:
     return base
 
   def warm_up(self) -> None:
-    """Compiles what boundaries need, by doing it once without any effect."""
-    assert self._state is not None
+    """Compiles what boundaries need, and changes nothing."""
+    params = self.params
     for p in range(self.plan.num_fragments):
-      base = self.base(p)
-      captured = self.capture(p, -1)
-      encoded, _, seen = self._encode(captured.local, base, self._residuals[p])
+      shapes, shardings, base = (
+        self._shapes[p],
+        self._shardings[p],
+        self.base(p),
+      )
+      local = self._take(params, p)
+      encoded, decoded, _ = self._encode(
+        shardings, local, base, self._residuals[p]
+      )
       payloads.to_bytes(encoded)
+      for seen in [None] if decoded is None else [None, decoded]:
+        self._adopt.lower(params, p, base, base, seen).compile()
       if self._wire.form == 'update':
-        zeros = bytes(
-          payloads.encoded_nbytes(self._wire.down, self.plan.shapes(p))
-        )
-        nothing = payloads.from_bytes(
-          self._wire.down, self.plan.shapes(p), zeros
-        )
-        self._place(p, self._decode_update(base, nothing))
-      # The learner has just begun: its copy is the base, and stays so.
-      for reference in [None, base] if seen is not None else [None]:
-        params = self._adopt(self._state.params, p, base, base, reference)
-        self._state = self._state._replace(params=params)
-
-  def _place(self, fragment: int, values: Values) -> Values:
-    """Lays values out like the learner's own copy of the fragment."""
-    shardings = self._piece_shardings[fragment]
-    return values if shardings is None else jax.device_put(values, shardings)
+        zeros = bytes(payloads.encoded_nbytes(self._wire.down, shapes))
+        nothing = payloads.from_bytes(self._wire.down, shapes, zeros)
+        self._decode_update.lower(shardings, base, nothing).compile()
 
 
-def _add(left: Values, right: Values) -> Values:
-  return tuple(a + b for a, b in zip(left, right, strict=True))
+def _cut(sharding: NamedSharding, piece: Piece) -> NamedSharding:
+  """How a piece of a leaf lies, if the leaf lies so: where it lies already."""
+  ndim = len(piece.leaf_shape)
+  axes = [*sharding.spec, *(None,) * (ndim - len(sharding.spec))]
+  if piece.layer is not None:
+    del axes[0]
+  spec = PartitionSpec(*axes)
+  if piece.rows is not None:
+    # A block of rows that the devices cannot share evenly lies on all of them.
+    try:
+      NamedSharding(sharding.mesh, spec).shard_shape(piece.shape)
+    except ValueError:
+      spec = PartitionSpec(None, *axes[1:])
+  return NamedSharding(sharding.mesh, spec)
+
+
+def _as_held(base: Values, local: Values) -> Values:
+  """The base as the learner holds it: rounded, if its parameters are coarser.
+
+  Otherwise that rounding would count as progress.
+  """
+
+  def rounded(b: jax.Array, l: jax.Array) -> jax.Array:
+    info = jnp.finfo(l.dtype)
+    # Not a cast back and forth, which XLA may drop.
+    return lax.reduce_precision(b, info.nexp, info.nmant)
+
+  return tuple(rounded(b, l) for b, l in zip(base, local, strict=True))
 
 
 def _subtract(left: Values, right: Values) -> Values:

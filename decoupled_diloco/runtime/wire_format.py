@@ -3,8 +3,12 @@
 import dataclasses
 import hashlib
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from decoupled_diloco.ops.array_types import PieceValues
 from decoupled_diloco.ops.codecs import Codec, codec
 from decoupled_diloco.ops.fragments import FragmentPlan
 
@@ -87,6 +91,39 @@ def wire_format(options: WireOptions) -> WireFormat:
   # Updates build on the exact version before, so whoever joins needs that.
   value = down if options.down_form == 'value' else codec('f32')
   return WireFormat(up, down, value, options.down_form)
+
+
+def wire_shapes(plan: FragmentPlan, p: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+  """Shapes and dtypes in which fragment `p` is published and accumulated.
+
+  Float32 also for parameters of a lower precision: a weight of 1 in bfloat16
+  would swallow every update below 0.004.
+  """
+  return tuple(
+    jax.ShapeDtypeStruct(
+      shape.shape, jnp.promote_types(shape.dtype, jnp.float32)
+    )
+    for shape in plan.shapes(p)
+  )
+
+
+def apply_update(
+  wire: WireFormat, values: PieceValues, encoded: Any
+) -> PieceValues:
+  """The next version of a fragment; jit-able.
+
+  Both ends compile it as it stands, with `encoded` as an argument, so that
+  they hold the same bits.
+
+  Args:
+    wire: the codecs, of the form 'update'.
+    values: the version before.
+    encoded: what was published.
+  """
+  updates = wire.down.decode(encoded)
+  return tuple(
+    value + update for value, update in zip(values, updates, strict=True)
+  )
 
 
 def layout_digest(plan: FragmentPlan, options: WireOptions) -> str:
