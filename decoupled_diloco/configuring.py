@@ -230,14 +230,14 @@ def _check_override(name: str, changes: Any, raw: Mapping[str, Any]) -> None:
   num_learners = raw['membership']['num_learners']
   if not name.isdigit() or int(name) >= num_learners:
     raise ValueError(
-      f'config.learners names learner {name!r}, but there are the learners 0 to '
-      f'{num_learners - 1} (config.membership.num_learners={num_learners}).'
+      f'config.learners names learner {name!r}, but there are the learners 0 '
+      f'to {num_learners - 1} (config.membership.num_learners={num_learners}).'
     )
   for section, fields in changes.items():
     if section not in _SECTIONS or not isinstance(fields, Mapping):
       raise ValueError(
-        f'config.learners[{name!r}] overrides {section!r}, which is no section; '
-        f'there are {", ".join(_SECTIONS)}.'
+        f'config.learners[{name!r}] overrides {section!r}, which is no '
+        f'section; there are {", ".join(_SECTIONS)}.'
       )
     for field in fields:
       if field not in raw[section]:
@@ -282,9 +282,9 @@ def _decay(
     return {}
   if not budget.rounds:
     raise ValueError(
-      f'config.inner.decay={inner["decay"]!r} needs config.budget.rounds, which '
-      'is 0: the learning rate decays over the rounds of the run. Set it beside '
-      "the token budget, or use decay='constant'."
+      f'config.inner.decay={inner["decay"]!r} needs config.budget.rounds, '
+      'which is 0: the learning rate decays over the rounds of the run. Set it '
+      "beside the token budget, or use decay='constant'."
     )
   return {'decay_steps': schedule.global_step_of(budget.rounds)}
 

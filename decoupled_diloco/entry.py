@@ -10,7 +10,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from absl import flags
+from absl import flags, logging
 
 from decoupled_diloco.runtime.launch import EXIT_USAGE, LaunchError
 
@@ -29,7 +29,7 @@ def parse_flags(argv: list[str], usage: str) -> None:
   try:
     rest = flags.FLAGS(argv)
   except (flags.Error, AttributeError, KeyError, TypeError) as error:
-    raise ValueError(_explain(error)) from error
+    raise ValueError(str(error.args[0] if error.args else error)) from error
   except OSError as error:
     raise ValueError(
       f'The config file cannot be read: {error}. Give the path of one, such as '
@@ -42,11 +42,6 @@ def parse_flags(argv: list[str], usage: str) -> None:
     )
 
 
-def _explain(error: BaseException) -> str:
-  text = str(error.args[0]) if error.args else str(error)
-  return ' '.join(text.split())
-
-
 def prepare_jax() -> None:
   """Keeps compiled code between processes and runs, unless it is kept already.
 
@@ -54,6 +49,8 @@ def prepare_jax() -> None:
   """
   import jax
 
+  # Orbax reports every step of a checkpoint otherwise.
+  logging.set_verbosity(logging.WARNING)
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
     folder = pathlib.Path.home() / '.cache' / 'decoupled_diloco' / 'compiled'
     jax.config.update('jax_compilation_cache_dir', str(folder))
@@ -73,7 +70,9 @@ def sentences_for_errors() -> Iterator[None]:
     yield
   except (ValueError, OSError) as error:
     _leave(error, EXIT_USAGE)
-  except (LaunchError, FloatingPointError) as error:
+  except LaunchError as error:
+    _leave(error, error.exit_code)
+  except FloatingPointError as error:
     _leave(error, 1)
 
 
@@ -82,5 +81,5 @@ def _leave(error: BaseException, code: int) -> None:
   text = str(error)
   if isinstance(error, OSError) and error.filename:
     text = f'{error.strerror}: {error.filename}'
-  print(f'error: {text}', file=sys.stderr, flush=True)
+  print(f'error: {" ".join(text.split())}', file=sys.stderr, flush=True)
   raise SystemExit(code)

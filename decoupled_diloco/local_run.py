@@ -53,13 +53,17 @@ class Watcher:
   def poll(self) -> None:
     """Reads what is new on the tape, and shows it."""
     self.status = catch_up(self.status, self._follower)
-    if self.status is None:
+    if self.status is None or self.status.began_at is None:
       return
     now = time.monotonic()
     self._view.update(self.status, now)
     if now - self._noted_at >= _METRICS_SECONDS:
       self._noted_at = now
       self._metrics.write(self.status)
+
+  def tell(self, text: str) -> None:
+    """Shows a sentence of the launcher's."""
+    self._view.say(text)
 
   def close(self) -> None:
     """Shows and notes the last state."""
@@ -109,9 +113,14 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
     num_learners=options.membership.num_learners,
     workdir=workdir,
     progress=lambda: watcher.progress,
-    tell=lambda text: print(text, file=sys.stderr),
+    tell=watcher.tell,
   )
   _stop_on_signals(launcher)
+  print(
+    f'Starting a syncer and {options.membership.num_learners} learners; what '
+    f'they print goes to {workdir / "logs"}.',
+    file=sys.stderr,
+  )
   try:
     launcher.run(watcher.poll)
   finally:

@@ -1,12 +1,13 @@
 """How much of a learner's tokens/s synchronisation costs.
 
-  scripts/run python scripts/benchmark_overhead.py --config=configs/quickstart.py
+  scripts/run python scripts/benchmark_overhead.py
 
 In one process, pinned to one core, the same compiled scan trains on the same
 data in turn without a syncer (the bare scan: the limit) and as a learner of a
 syncer, which runs in a process of its own on another core. Printed is the ratio
-of the two rates, round by round, and its median. The config's pace is ignored:
-the scan runs as fast as it can.
+of the two rates, round by round, and its median. The config is that of the
+quickstart, or --config=...; its pace is ignored: the scan runs as fast as it
+can.
 """
 
 import os

@@ -103,6 +103,10 @@ class ProgressView:
       self._due_at = now + self._painter.seconds
       self._paint(status)
 
+  def say(self, text: str) -> None:
+    """Shows a sentence that is not about what is on the tape, once."""
+    self._painter.say(text)
+
   def close(self) -> None:
     """Shows the last status once more, and lets go of the terminal."""
     if self._is_closed:
@@ -127,6 +131,9 @@ class _Painter(Protocol):
   def tell(self, status: RunStatus) -> None:
     """Says at once what should be said at once."""
 
+  def say(self, text: str) -> None:
+    """Says something else."""
+
   def paint(self, status: RunStatus, pace: Pace, now: float) -> None:
     """Shows the whole status."""
 
@@ -145,6 +152,9 @@ class _LivePainter:
   def tell(self, status: RunStatus) -> None:
     """Happenings are a part of the picture."""
 
+  def say(self, text: str) -> None:
+    self._live.console.print(text)  # Above the picture.
+
   def paint(self, status: RunStatus, pace: Pace, now: float) -> None:
     screen = Screen(status, pace, now, self._max_happenings)
     self._live.update(screen, refresh=True)
@@ -158,6 +168,7 @@ class _LinePainter:
     self.seconds = options.line_seconds
     self._stream = stream
     self._told = 0
+    self._last = ''
 
   def tell(self, status: RunStatus) -> None:
     for happening in status.happenings:
@@ -165,8 +176,14 @@ class _LinePainter:
         self._write(lines.happening_line(status, happening))
     self._told = status.happenings_count
 
+  def say(self, text: str) -> None:
+    self._write(text)
+
   def paint(self, status: RunStatus, pace: Pace, now: float) -> None:
-    self._write(lines.progress_line(status, pace, now))
+    line = lines.progress_line(status, pace, now)
+    if line != self._last:  # What has ended is said once.
+      self._write(line)
+    self._last = line
 
   def close(self) -> None:
     self._stream.flush()

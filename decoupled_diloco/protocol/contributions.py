@@ -1,7 +1,9 @@
 """What learners report, and which of their contributions are accepted."""
 
+from typing import TypeAlias
+
 from decoupled_diloco.protocol import grace, pace, rounds
-from decoupled_diloco.protocol.effects import Accept, Effect
+from decoupled_diloco.protocol.effects import Accept, Discard, Effect
 from decoupled_diloco.protocol.events import MessageArrived, PayloadFacts
 from decoupled_diloco.protocol.messages import (
   Contribution,
@@ -16,6 +18,10 @@ from decoupled_diloco.protocol.syncer_state import (
   Phase,
   SyncerOptions,
   SyncerState,
+)
+
+FromLearner: TypeAlias = (
+  Contribution | Heartbeat | Ready | Receipt | Lacking | Farewell
 )
 
 
@@ -50,12 +56,7 @@ def _objection(
   payload: PayloadFacts | None,
 ) -> tuple[Reason, str] | None:
   """Why a contribution is refused; None if it is accepted."""
-  member = state.members.get(entry.learner)
-  if (
-    member is None
-    or not member.is_connected
-    or member.incarnation != entry.incarnation
-  ):
+  if is_fenced(state, entry):
     return Reason.FENCED, f'incarnation {entry.incarnation} is not connected'
   if entry.fragment != options.schedule.fragment_of(entry.round):
     return (
@@ -66,14 +67,23 @@ def _objection(
   if state.phase is Phase.DRAINING:
     newest_allowed = state.current + options.schedule.num_fragments - 1
   elif state.phase is Phase.RUNNING:
-    newest_allowed = state.current + options.max_rounds_in_flight + 1
+    newest_allowed = options.newest_proposal(state.current)
   else:
     newest_allowed = -1
   timing = rounds.timing_objection(
-    state.rounds, entry, current=state.current, newest_allowed=newest_allowed
+    state.rounds,
+    entry,
+    current=state.current,
+    merged=state.version_rounds[entry.fragment],
+    newest_allowed=newest_allowed,
   )
+  member = state.members[entry.learner]
+  if 0 <= entry.round == member.merged_rounds[entry.fragment]:
+    return Reason.DUPLICATE, f'its part in round {entry.round} was merged'
   if timing:
     return timing
+  if state.phase is Phase.DRAINING and entry.round not in state.drain_open:
+    return Reason.LATE, f'round {entry.round} of the drain is over'
   if entry.steps <= 0 or entry.tokens <= 0:
     return Reason.EMPTY, f'{entry.steps} steps with {entry.tokens} tokens'
   stale = options.staleness.objection(
@@ -88,28 +98,63 @@ def _objection(
   return None
 
 
+def reopen_gap(
+  state: SyncerState, learner: int, effects: list[Effect]
+) -> SyncerState:
+  """Lets a returning learner begin again at the first open round it misses.
+
+  A hand-over that was refused just before the link broke leaves a gap. The
+  welcome names the learner's newest round only, so it would take the gap for
+  filled, and that round might wait for it for ever. Hence what came after the
+  gap is let go of: the learner, which still has that work, hands it over again.
+  """
+  member = state.members.get(learner)
+  if member is None or state.phase is not Phase.RUNNING:
+    return state
+  numbers = range(state.current, member.last_round + 1)
+  held = [
+    number
+    for number in numbers
+    if number in state.rounds and learner in state.rounds[number].contributors
+  ]
+  gap = next((number for number in numbers if number not in held), None)
+  if gap is None:
+    return state
+  for number in held:
+    if number > gap:
+      round_ = state.rounds[number].without(learner)
+      state = state.with_round(round_)
+      effects.append(Discard(learner, number))
+  return state.with_member(learner, member._replace(last_round=gap - 1))
+
+
+def is_fenced(state: SyncerState, message: FromLearner) -> bool:
+  """Whether a message comes from a life that is over, or was never admitted."""
+  member = state.members.get(message.learner)
+  return (
+    member is None
+    or not member.is_connected
+    or member.incarnation != message.incarnation
+  )
+
+
 def listen(
   options: SyncerOptions, state: SyncerState, event: MessageArrived
 ) -> SyncerState:
   """Notes what a message says of its sender, unless that sender is fenced."""
   message = event.message
-  if not isinstance(
-    message, Contribution | Heartbeat | Ready | Receipt | Lacking | Farewell
-  ):
+  if not isinstance(message, FromLearner):
     raise ValueError(f'{type(message).__name__} is no message of a learner.')
-  member = state.members.get(message.learner)
-  if (
-    member is None
-    or not member.is_connected
-    or member.incarnation != message.incarnation
-  ):
+  if is_fenced(state, message):
     return state
-  member = member._replace(last_seen=event.now)
+  member = state.members[message.learner]._replace(
+    last_seen=event.now, heard_incarnation=message.incarnation
+  )
   match message:
     case Ready():
       member = member._replace(is_ready=True)
-    case Farewell():
-      member = member._replace(is_done=True)
+    case Farewell(rounds=numbers):
+      member = member._replace(farewell=numbers)
     case Contribution() | Heartbeat():
       member = member._replace(
         total_steps=max(member.total_steps, message.total_steps),
@@ -121,8 +166,12 @@ def listen(
         options.grace, state.grace, message.learner, message.step_seconds
       )
     )
-  if isinstance(message, Receipt) and message.round in state.closed_at:
-    seconds = event.now - state.closed_at[message.round]
+  closed_at = None
+  if isinstance(message, Receipt):
+    closed_at = state.closed_at.get(message.round)
+  # What a learner is sent when it comes back says nothing of the network.
+  if closed_at is not None and closed_at >= member.admitted_at:
+    seconds = event.now - closed_at
     state = state._replace(
       grace=grace.observe_sync(options.grace, state.grace, seconds)
     )

@@ -46,7 +46,11 @@ def begin(
   """Ends the ordinary rounds and asks every learner for what it has."""
   if state.phase not in (Phase.GATHERING, Phase.RUNNING):
     return state
-  newest = max([-1, state.current - 1, *state.rounds])
+  # The drain's rounds come after any that may still be on its way, so that none
+  # of those is taken for a learner's last word.
+  newest = max([-1, *state.rounds])
+  if state.phase is Phase.RUNNING:
+    newest = max(newest, options.newest_proposal(state.current))
   for number in sorted(state.rounds):
     round_ = state.rounds[number]
     if round_.stage is Stage.GRACE or (
@@ -69,41 +73,37 @@ def begin(
   effects.append(Notice(f'Draining: {reason}.'))
   drain_seconds = options.budget.drain_seconds
   effects.append(Broadcast(DrainStarted(newest + 1, drain_seconds)))
+  first = newest + 1
   return state._replace(
     phase=Phase.DRAINING,
-    current=newest + 1,
+    current=first,
+    drain_open=frozenset(range(first, first + options.schedule.num_fragments)),
     drain_until=now + drain_seconds,
     end_reason=reason,
   )
 
 
-def close(
-  options: SyncerOptions, state: SyncerState, now: float
-) -> SyncerState:
+def close(state: SyncerState, now: float) -> SyncerState:
   """Closes the drain's rounds that nobody can or may join any more."""
   if state.phase is not Phase.DRAINING:
     return state
   is_over = now >= state.drain_until
-  for number in range(
-    state.current, state.current + options.schedule.num_fragments
-  ):
+  for number in sorted(state.drain_open):
     round_ = state.rounds.get(number)
-    if round_ is None or round_.stage is not Stage.OPEN:
+    contributors = round_.contributors if round_ else frozenset()
+    if not is_over and not state.expected_in(number) <= contributors:
       continue
-    if is_over or state.expected <= round_.contributors:
+    state = state._replace(drain_open=state.drain_open - {number})
+    if round_:
       state = state.with_round(
         round_._replace(stage=Stage.CLOSED, closed_at=now)
       )
   return state
 
 
-def finish(
-  state: SyncerState, now: float, effects: list[Effect]
-) -> SyncerState:
+def finish(state: SyncerState, effects: list[Effect]) -> SyncerState:
   """Ends the run when nothing is being merged and nobody can add anything."""
-  if state.phase is not Phase.DRAINING or state.rounds:
-    return state
-  if state.expected and now < state.drain_until:
+  if state.phase is not Phase.DRAINING or state.rounds or state.drain_open:
     return state
   effects.append(Broadcast(RunEnded(state.end_reason)))
   effects.append(Finish(state.end_reason))

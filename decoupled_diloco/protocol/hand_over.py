@@ -24,6 +24,10 @@ from decoupled_diloco.protocol.messages import (
 # How often a corrupted hand-over is sent again before it counts as lost.
 MAX_RESENDS = 3
 
+# What these reasons refuse was a copy, or came over a connection that is no
+# longer the learner's: the syncer may hold the hand-over all the same.
+_KEEPING = (Reason.DUPLICATE, Reason.FENCED)
+
 
 def for_next_round(
   options: LearnerOptions, state: LearnerState, effects: list[Effect]
@@ -85,7 +89,9 @@ def _hand_over(
   state = state.with_ledger(
     fragment, ledger._replace(flight=Flight(number, contribution))
   )
-  return state._replace(last_round=max(state.last_round, number))
+  return state._replace(
+    last_round=max(state.last_round, number), missed=state.missed - {number}
+  )
 
 
 def take_refusal(
@@ -100,6 +106,7 @@ def take_refusal(
     flight is None
     or flight.round != refusal.round
     or flight.is_merged
+    or refusal.reason in _KEEPING
     or refusal.incarnation != flight.contribution.incarnation
   ):
     return state
@@ -114,7 +121,7 @@ def take_refusal(
       f'({refusal.reason}): {refusal.detail}'
     )
   )
-  is_round_free = refusal.reason not in (Reason.LATE, Reason.DUPLICATE)
+  is_round_free = refusal.reason is not Reason.LATE
   return lose(options, state, refusal.round, effects, is_round_free)
 
 
@@ -132,11 +139,13 @@ def lose(
     return state
   effects.append(Forget(round_, fragment))
   state = state.with_ledger(fragment, ledger._replace(flight=None))
-  if is_round_free and state.last_round == round_:
+  if is_round_free:
     # The syncer holds nothing of this learner for that round, which may still
     # be open: it is the next one again.
-    state = state._replace(last_round=round_ - 1)
-  return state
+    missed = {r for r in state.missed | {round_} if r >= state.newest_round}
+    state = state._replace(missed=frozenset(missed))
+  # A farewell that announced this round no longer holds.
+  return state._replace(has_said_farewell=False)
 
 
 def everything(
@@ -154,7 +163,10 @@ def everything(
   is_settled = all(
     ledger.steps == 0
     or (ledger.flight and ledger.flight.round >= first)
-    or any(number % P == fragment for number in state.drained)
+    or any(
+      options.schedule.fragment_of(number) == fragment
+      for number in state.drained
+    )
     for fragment, ledger in enumerate(state.ledgers)
   )
   if state.is_connected and is_settled and not state.has_said_farewell:
@@ -166,5 +178,7 @@ def everything(
 def farewell(
   options: LearnerOptions, state: LearnerState, reason: str
 ) -> Farewell:
-  """Nothing more will come from this learner."""
-  return Farewell(options.learner, state.incarnation, reason)
+  """Nothing will come from this learner but what is on its way."""
+  flights = (ledger.flight for ledger in state.ledgers)
+  rounds = sorted(flight.round for flight in flights if flight)
+  return Farewell(options.learner, state.incarnation, reason, tuple(rounds))

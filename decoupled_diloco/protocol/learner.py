@@ -76,6 +76,8 @@ def learner_machine(options: LearnerOptions) -> Machine[LearnerState]:
         state = _end_scan(options, state, event, effects)
       case HandOverDropped(round=round_):
         state = hand_over.lose(options, state, round_, effects)
+        # In the drain there is no later round for that work: it goes again.
+        state = state._replace(drained=state.drained - {round_})
       case StopRequested(reason=reason):
         effects.append(
           Send(options.learner, hand_over.farewell(options, state, reason))
@@ -141,6 +143,7 @@ def _enter(
   state = state._replace(
     is_connected=True,
     is_announced=False,
+    has_said_farewell=False,
     incarnation=welcome.incarnation,
     run_id=welcome.run_id,
     newest_round=max(state.newest_round, welcome.round),
@@ -148,6 +151,9 @@ def _enter(
     total_steps=max(state.total_steps, welcome.total_steps),
     total_tokens=max(state.total_tokens, welcome.total_tokens),
     ledgers=tuple(ledgers),
+    drained=frozenset(
+      round_ for round_ in state.drained if round_ <= welcome.last_round
+    ),
   )
   return _announce(options, state, effects)
 
@@ -238,10 +244,11 @@ def _act_between_scans(
   reason = None
   if state.newest_round < 0:
     reason = 'for the run to start'
-  elif options.on_lead_limit == 'wait':
-    lead = state.last_round - state.adopted_round
-    if lead > options.max_rounds_in_flight:
-      reason = f'for the publication of round {state.last_round}'
+  elif (
+    options.on_lead_limit == 'wait'
+    and state.lead > options.max_rounds_in_flight
+  ):
+    reason = f'for the publication of round {state.last_round}'
   if reason:
     if reason != state.waits_for:
       effects.append(Wait(reason))

@@ -106,6 +106,7 @@ class LearnerState(NamedTuple):
     is_announced: the syncer knows that this incarnation is ready.
     newest_round: the newest open round that it has heard of; -1 if none.
     last_round: the newest round that it handed over; -1 if none.
+    missed: rounds whose hand-over was lost while they were open.
     adopted_round: the newest round that it adopted; -1 if none.
     ledgers: per fragment.
     staged: per fragment, the newest version that has come in.
@@ -126,6 +127,7 @@ class LearnerState(NamedTuple):
   run_id: str
   newest_round: int
   last_round: int
+  missed: frozenset[int]
   adopted_round: int
   ledgers: tuple[Ledger, ...]
   staged: Mapping[int, Staged]
@@ -139,8 +141,18 @@ class LearnerState(NamedTuple):
 
   @property
   def next_round(self) -> int:
-    """The round that the next hand-over is for."""
-    return max(self.last_round + 1, self.newest_round, 0)
+    """The round that the next hand-over is for.
+
+    One that was missed comes first while it is open: without this learner it
+    might never have its quorum.
+    """
+    ahead = max(self.last_round + 1, self.newest_round, 0)
+    return min([ahead, *(r for r in self.missed if r >= self.newest_round)])
+
+  @property
+  def lead(self) -> int:
+    """How far its hand-overs are ahead of what it has adopted."""
+    return min(self.last_round, self.next_round - 1) - self.adopted_round
 
   @property
   def holds_everything(self) -> bool:
@@ -174,6 +186,7 @@ def initial_state(options: LearnerOptions) -> LearnerState:
     run_id='',
     newest_round=-1,
     last_round=-1,
+    missed=frozenset(),
     adopted_round=-1,
     ledgers=(Ledger(),) * options.schedule.num_fragments,
     staged={},

@@ -10,6 +10,7 @@ timeout is what decides.
 """
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -61,8 +62,11 @@ class Member(NamedTuple):
     incarnation: number of its present or last life.
     is_connected: whether that life is reachable.
     is_ready: it has compiled and trains, or could.
-    is_done: it has said that nothing more will come.
+    farewell: the rounds that may still come from it, once it has said that it
+      hands nothing over any more; None before.
+    admitted_at: when its present or last life began, in seconds.
     last_seen: when it was last heard of, in seconds.
+    heard_incarnation: its newest life that has answered its welcome.
     last_round: the newest round that holds a contribution of it; -1 if none.
     merged_rounds: per fragment, the last round in which it was merged; or -1.
     total_steps, total_tokens: how far it has come, over all its lives.
@@ -71,17 +75,25 @@ class Member(NamedTuple):
   incarnation: int
   is_connected: bool
   is_ready: bool
-  is_done: bool
+  farewell: tuple[int, ...] | None
+  admitted_at: float
   last_seen: float
   last_round: int
   merged_rounds: tuple[int, ...]
   total_steps: int = 0
   total_tokens: int = 0
+  heard_incarnation: int = 0
 
   @property
   def is_expected(self) -> bool:
     """Whether a round that includes everybody must include this learner."""
-    return self.is_connected and self.is_ready and not self.is_done
+    return self.is_connected and self.is_ready and self.farewell is None
+
+  def may_join(self, number: int) -> bool:
+    """Whether a contribution of it to this round may come or have come."""
+    if self.farewell is not None and number not in self.farewell:
+      return False
+    return self.is_connected and self.is_ready
 
 
 def objection(
@@ -91,6 +103,7 @@ def objection(
   *,
   run_id: str,
   layout: str,
+  versions: tuple[int, ...],
 ) -> str | None:
   """Why a learner may not take part; None if it may."""
   if hello.protocol != PROTOCOL_VERSION:
@@ -115,12 +128,23 @@ def objection(
       f'learner {hello.learner} belongs to run {hello.run_id}, this syncer '
       f'serves run {run_id}; correct the address, or restart the learner.'
     )
+  if hello.versions and (
+    len(hello.versions) != len(versions)
+    or any(map(operator.gt, hello.versions, versions))
+  ):
+    return (
+      f'learner {hello.learner} holds the versions {hello.versions} of the '
+      f'fragments, the syncer only {versions}: it has lost progress; restore '
+      'its journal, or start a new run.'
+    )
   member = members.get(hello.learner)
-  if member is not None and 0 < hello.incarnation < member.incarnation:
+  # A welcome can be lost with its connection: only a life that has answered it
+  # supersedes the one before.
+  if member is not None and 0 < hello.incarnation < member.heard_incarnation:
     return (
       f'learner {hello.learner} was started again elsewhere (incarnation '
-      f'{member.incarnation}); this process (incarnation {hello.incarnation}) '
-      'is superseded.'
+      f'{member.heard_incarnation}); this process (incarnation '
+      f'{hello.incarnation}) is superseded.'
     )
   return None
 
@@ -134,7 +158,8 @@ def admit(
       incarnation=incarnation,
       is_connected=True,
       is_ready=False,
-      is_done=False,
+      farewell=None,
+      admitted_at=now,
       last_seen=now,
       last_round=-1,
       merged_rounds=(-1,) * num_fragments,
@@ -143,6 +168,7 @@ def admit(
     incarnation=incarnation,
     is_connected=True,
     is_ready=False,
-    is_done=False,
+    farewell=None,
+    admitted_at=now,
     last_seen=now,
   )

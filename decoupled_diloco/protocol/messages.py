@@ -23,6 +23,7 @@ class Reason(enum.StrEnum):
   STALE = 'stale'  # The base is too many versions old, or from the future.
   EMPTY = 'empty'  # No steps or no tokens: nothing to weigh.
   CORRUPT = 'corrupt'  # Checksum or length mismatch: hand over again.
+  NO_QUORUM = 'no_quorum'  # The others of its round had become too stale.
   NOT_FINITE = 'not_finite'  # NaN or infinity in the delta.
   DRAINING = 'draining'  # The round ended without a quorum at the drain.
 
@@ -135,11 +136,17 @@ class Lacking:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Farewell:
-  """The learner has nothing more to hand over."""
+  """The learner hands nothing over any more.
+
+  Attributes:
+    rounds: those that it has handed over and not heard of; their contributions
+      may still be on their way, for messages without a payload overtake them.
+  """
 
   learner: int
   incarnation: int
   reason: str
+  rounds: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def start_run(
   """Opens round 0 when all learners are ready, or enough after a time."""
   if state.phase is not Phase.GATHERING:
     return state
-  ready = len(state.expected)
+  ready = len(state.ready)
   everybody = ready == options.membership.num_learners
   if not everybody and not (
     now >= start_deadline(options, state)
@@ -106,15 +106,23 @@ def advance(
 
 
 def close(state: SyncerState, now: float) -> SyncerState:
-  """Closes rounds whose grace has ended, or which everybody is in."""
-  for round_ in state.rounds.values():
+  """Closes rounds whose grace has ended, or which everybody is in.
+
+  A round closes at the latest with the next one of its fragment: they are
+  merged in order, because a learner that adopts the later one's version takes
+  what the earlier one did not merge for its own again.
+  """
+  closed = set()
+  for _, round_ in sorted(state.rounds.items(), reverse=True):
     if round_.stage is Stage.GRACE and (
       now >= round_.deadline
       or _still_possible(state, round_) <= round_.contributors
+      or round_.fragment in closed
     ):
-      state = state.with_round(
-        round_._replace(stage=Stage.CLOSED, closed_at=now)
-      )
+      round_ = round_._replace(stage=Stage.CLOSED, closed_at=now)
+      state = state.with_round(round_)
+    if round_.stage in (Stage.CLOSED, Stage.MERGING):
+      closed.add(round_.fragment)
   return state
 
 
@@ -136,13 +144,20 @@ def merge(
     for entry, objection in stale:
       refuse(entry, Reason.STALE, objection, effects)
       effects.append(Discard(entry.learner, entry.round))
-    if not shares:
-      state = state.without_round(number)
-      continue
     members = {share.learner for share in shares}
     entries = tuple(
       entry for entry in round_.entries if entry.learner in members
     )
+    required = options.quorum.min_learners
+    if state.phase is Phase.RUNNING and len(shares) < required:
+      for entry in entries:
+        detail = f'{len(shares)} of {required} required learners are left'
+        refuse(entry, Reason.NO_QUORUM, detail, effects)
+        effects.append(Discard(entry.learner, number))
+      entries = ()
+    if not entries:
+      state = state.without_round(number)
+      continue
     effects.append(Merge(number, round_.fragment, version + 1, shares))
     busy.add(round_.fragment)
     state = state.with_round(
@@ -170,7 +185,7 @@ def _still_possible(state: SyncerState, round_: Round) -> frozenset[int]:
   """The connected learners that are in a round, or could still come in."""
   return frozenset(
     learner
-    for learner in state.expected
+    for learner in state.expected_in(round_.number)
     if learner in round_.contributors
     or state.members[learner].last_round < round_.number
   )

@@ -63,7 +63,7 @@ def from_jsonable(value: Mapping[str, Any]) -> Record:
   if record is None:
     raise ValueError(f'{name!r} is no record of this protocol.')
   converted = {key: _field_value(item) for key, item in members.items()}
-  if record is Refusal:
+  if record is Refusal and 'reason' in converted:
     converted['reason'] = Reason(converted['reason'])
   try:
     return record(**converted)
@@ -90,4 +90,6 @@ def _field_value(value: Any) -> Any:
     return from_jsonable(value)
   if isinstance(value, list):
     return tuple(_field_value(item) for item in value)
+  if isinstance(value, float) and not math.isfinite(value):
+    raise ValueError(f'A record holds no {value}; null stands for none.')
   return value

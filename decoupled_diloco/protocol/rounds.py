@@ -56,6 +56,18 @@ class Round(NamedTuple):
       entries=(*self.entries, entry), arrivals=(*self.arrivals, now)
     )
 
+  def without(self, learner: int) -> 'Round':
+    """The round as if nothing had come from this learner."""
+    kept = [
+      (entry, arrival)
+      for entry, arrival in zip(self.entries, self.arrivals, strict=True)
+      if entry.learner != learner
+    ]
+    return self._replace(
+      entries=tuple(entry for entry, _ in kept),
+      arrivals=tuple(arrival for _, arrival in kept),
+    )
+
   def quorum_seconds(self, min_learners: int) -> float:
     """Time from the first contribution to the one that made the quorum."""
     return self.arrivals[min_learners - 1] - self.arrivals[0]
@@ -108,9 +120,20 @@ def timing_objection(
   entry: Contribution,
   *,
   current: int,
+  merged: int,
   newest_allowed: int,
 ) -> tuple[Reason, str] | None:
-  """Why a contribution comes at the wrong time, or twice; None if neither."""
+  """Why a contribution comes at the wrong time, or twice; None if neither.
+
+  Args:
+    rounds: those that are kept.
+    entry: the contribution.
+    current: the current round; in the drain, its first one.
+    merged: the newest round of this fragment that was merged.
+    newest_allowed: the newest round that a learner may propose.
+  """
+  if entry.round < 0:
+    return Reason.UNKNOWN_ROUND, f'round {entry.round} must not be negative'
   if entry.round > newest_allowed:
     return (
       Reason.UNKNOWN_ROUND,
@@ -118,7 +141,7 @@ def timing_objection(
       f'can be proposed while round {current} is open',
     )
   round_ = rounds.get(entry.round)
-  if round_ is None and entry.round < current:
+  if round_ is None and (entry.round < current or entry.round <= merged):
     return Reason.LATE, f'round {entry.round} is over, {current} is open'
   if round_ is not None:
     if entry.learner in round_.contributors:

@@ -66,7 +66,11 @@ def syncer_machine(options: SyncerOptions) -> Machine[SyncerState]:
         state = _admit(options, state, now, hello, effects)
       case MessageArrived(message=Lacking() as lacking):
         state = contributions.listen(options, state, event)
-        effects.append(SendFragments(lacking.learner, lacking.fragments))
+        fragments = tuple(
+          p for p in lacking.fragments if 0 <= p < len(state.versions)
+        )
+        if fragments and not contributions.is_fenced(state, lacking):
+          effects.append(SendFragments(lacking.learner, fragments))
       case MessageArrived(message=Contribution()):
         state = contributions.take(options, state, event, effects)
       case MessageArrived():
@@ -101,10 +105,12 @@ def _admit(
     hello,
     run_id=options.run_id,
     layout=options.layout,
+    versions=state.versions,
   )
   if objection:
     effects.append(Send(hello.learner, Rejection(hello.learner, objection)))
     return state
+  state = contributions.reopen_gap(state, hello.learner, effects)
   former = state.members.get(hello.learner)
   if former and former.is_connected:
     effects.append(
@@ -208,9 +214,9 @@ def _apply_rules(
     if reason:
       state = drain.begin(options, state, now, reason, effects)
   state = pace.close(state, now)
-  state = drain.close(options, state, now)
+  state = drain.close(state, now)
   state = pace.merge(options, state, effects)
-  state = drain.finish(state, now, effects)
+  state = drain.finish(state, effects)
   if state.phase is Phase.FINISHED:
     return state
   state = _tell_shortage(options, state, now, effects)
@@ -223,9 +229,9 @@ def _lose_silent(
   timeout = options.membership.liveness_timeout_seconds
   for learner in state.connected:
     member = state.members[learner]
-    silence = now - member.last_seen
-    if silence >= timeout:
-      reason = f'silent for {silence:.1f} s'
+    # The same sum as in the alarm, so that it never comes a rounding early.
+    if now >= member.last_seen + timeout:
+      reason = f'silent for {now - member.last_seen:.1f} s'
       effects.append(Disconnect(learner, member.incarnation, reason))
       state = _lose(state, learner, member.incarnation)
   return state

@@ -71,6 +71,10 @@ class SyncerOptions:
         f'{self.membership.num_learners}; no round could ever be merged.'
       )
 
+  def newest_proposal(self, current: int) -> int:
+    """The newest round that a learner may hand over for, before the drain."""
+    return current + self.max_rounds_in_flight + 1
+
 
 class Phase(enum.StrEnum):
   """Where the run stands."""
@@ -95,6 +99,7 @@ class SyncerState(NamedTuple):
     merged_tokens: tokens merged, each fragment counting 1/P.
     next_incarnation: for the next admission.
     began_at: time of the first event.
+    drain_open: rounds of the drain that may still be joined.
     drain_until: when the drain waits no longer.
     end_reason: why the run drained.
     absent: the learners that a shortage was last told about; None if none is.
@@ -113,6 +118,7 @@ class SyncerState(NamedTuple):
   merged_tokens: float
   next_incarnation: int
   began_at: float | None
+  drain_open: frozenset[int]
   drain_until: float
   end_reason: str
   absent: tuple[int, ...] | None
@@ -149,10 +155,18 @@ class SyncerState(NamedTuple):
     )
 
   @property
-  def expected(self) -> frozenset[int]:
-    """The learners that a round of everybody includes."""
+  def ready(self) -> frozenset[int]:
+    """The learners that train, or could."""
     return frozenset(
       learner for learner, member in self.members.items() if member.is_expected
+    )
+
+  def expected_in(self, number: int) -> frozenset[int]:
+    """The learners that a round of everybody includes."""
+    return frozenset(
+      learner
+      for learner, member in self.members.items()
+      if member.may_join(number)
     )
 
 
@@ -172,6 +186,7 @@ def initial_state(options: SyncerOptions) -> SyncerState:
     merged_tokens=0.0,
     next_incarnation=1,
     began_at=None,
+    drain_open=frozenset(),
     drain_until=0.0,
     end_reason='',
     absent=None,

@@ -52,6 +52,8 @@ class StalenessOptions:
 
   def objection(self, version: int, base_version: int) -> str | None:
     """Why a base is not acceptable; None if it is."""
+    if base_version < 0:
+      return f'base version {base_version} must not be negative'
     staleness = version - base_version
     if staleness < 0:
       return f'base version {base_version} is ahead of version {version}'

@@ -6,7 +6,6 @@ behind, however it ends itself.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import enum
 import os
@@ -16,13 +15,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import IO
 
 # The exit code with which a process says that starting it again cannot help: a
 # bad configuration, or a rejection.
 EXIT_USAGE = 2
 
-_PR_SET_PDEATHSIG = 1
+# Becomes the process that is wanted, after it has made sure that it ends with
+# its parent, and has pinned itself to a core before jax counts them. This could
+# be a preexec_fn if forking were safe in a process with threads, such as jax's.
+_BOOTSTRAP = """
+import os, sys
+parent, core, *command = sys.argv[1:]
+if sys.platform == 'linux':
+  import ctypes, signal
+  PR_SET_PDEATHSIG = 1
+  ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+  if os.getppid() != int(parent):
+    sys.exit('the launcher has ended')
+if core:
+  os.sched_setaffinity(0, {int(core)})
+os.execvp(command[0], command)
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +79,15 @@ class LaunchOptions:
 
 
 class LaunchError(RuntimeError):
-  """The run cannot go on; the message says why and where to look."""
+  """The run cannot go on; the message says why and where to look.
+
+  Attributes:
+    exit_code: `EXIT_USAGE` if a process could not begin as it was asked to.
+  """
+
+  def __init__(self, message: str, exit_code: int = 1):
+    super().__init__(message)
+    self.exit_code = exit_code
 
 
 class _Life(enum.Enum):
@@ -115,7 +136,6 @@ class Launcher:
     self._workdir = workdir
     self._progress = progress
     self._tell = tell
-    self._logs: list[IO[bytes]] = []
     self._syncer: subprocess.Popen | None = None
     self._learners: dict[int, _Learner] = {}
     self._kills = list(options.kill)
@@ -159,8 +179,6 @@ class Launcher:
     address_file.unlink(missing_ok=True)
     self._syncer = self._spawn('syncer', -1)
     deadline = time.monotonic() + self._options.start_seconds
-    # The syncer's first seconds are spent on imports, as are the learners', so
-    # both start at once; the learners look for the address themselves.
     while not address_file.exists():
       if self._syncer.poll() is not None:
         self._check_syncer()
@@ -183,28 +201,21 @@ class Launcher:
   def _spawn(self, role: str, learner: int) -> subprocess.Popen:
     path = self._log(role, learner)
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = path.open('ab')
-    self._logs.append(log)
-    cores = sorted(os.sched_getaffinity(0))
-    core = cores[learner % len(cores)] if learner >= 0 else None
-
-    def prepare() -> None:
-      # In the child, before Python starts there: it ends with its parent, and
-      # is pinned before jax counts the cores.
-      if sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-      if core is not None and self._options.pin_cores:
-        os.sched_setaffinity(0, {core})
-
-    return subprocess.Popen(
-      self._command(role, learner, self._address),
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=subprocess.STDOUT,
-      preexec_fn=prepare,
-      # A Ctrl-C is for the launcher, which then ends the run in order.
-      start_new_session=True,
-    )
+    core = ''
+    # Where the system can pin processes (not on macOS).
+    if learner >= 0 and self._options.pin_cores and _has_affinity():
+      cores = sorted(os.sched_getaffinity(0))
+      core = str(cores[learner % len(cores)])
+    bootstrap = [sys.executable, '-ISc', _BOOTSTRAP, str(os.getpid()), core]
+    with path.open('ab') as log:
+      return subprocess.Popen(
+        [*bootstrap, *self._command(role, learner, self._address)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        # A Ctrl-C is for the launcher, which then ends the run in order.
+        start_new_session=True,
+      )
 
   def _watch_learners(self) -> None:
     now = time.monotonic()
@@ -221,7 +232,7 @@ class Launcher:
         learner.life = _Life.GONE
       elif code == EXIT_USAGE:
         raise LaunchError(
-          f'Learner {m} cannot take part: {_last_line(self._log("learner", m))}'
+          f'learner {m}: {_last_line(self._log("learner", m))}', EXIT_USAGE
         )
       elif learner.restarts >= self._options.max_restarts:
         learner.life = _Life.GONE
@@ -236,7 +247,8 @@ class Launcher:
         self._tell(f'learner {m} is dead ({_describe(code)})')
     learners = self._learners.values()
     are_gone = all(learner.life is _Life.GONE for learner in learners)
-    if are_gone and any(learner.process.returncode for learner in learners):
+    # One that has left in order says that the syncer is about to end the run.
+    if are_gone and all(learner.process.returncode for learner in learners):
       raise LaunchError(
         'No learner is left, and none may be started again; see '
         f'{self._workdir / "logs"}.'
@@ -254,6 +266,8 @@ class Launcher:
   def _check_syncer(self) -> None:
     assert self._syncer is not None
     code = self._syncer.returncode
+    if code == EXIT_USAGE:
+      raise LaunchError(_last_line(self._log('syncer', -1)), EXIT_USAGE)
     if code:
       log = self._log('syncer', -1)
       raise LaunchError(
@@ -286,8 +300,10 @@ class Launcher:
       except subprocess.TimeoutExpired:
         _signal(process, signal.SIGKILL)
         process.wait()
-    for log in self._logs:
-      log.close()
+
+
+def _has_affinity() -> bool:
+  return hasattr(os, 'sched_setaffinity')
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:
@@ -304,4 +320,4 @@ def _describe(code: int) -> str:
 
 def _last_line(log: pathlib.Path) -> str:
   lines = log.read_text(errors='replace').strip().splitlines()
-  return lines[-1] if lines else f'it printed nothing ({log}).'
+  return lines[-1].removeprefix('error: ') if lines else f'see {log}.'

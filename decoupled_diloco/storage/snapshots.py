@@ -3,6 +3,10 @@
 A checkpoint is a folder with the parameters (`params`, an orbax PyTree that any
 JAX program can restore) and a description (`description`, JSON). Orbax writes
 beside it and renames, so a folder of that name is always whole.
+
+A newer one that replaces it is first written whole under another name, then the
+two change places. Whoever dies in between leaves either of them for `restore`
+to find. (Orbax's own `force` removes the old one before it writes.)
 """
 
 from collections.abc import Mapping
@@ -40,18 +44,34 @@ def save(
 
   Raises:
     OSError: if it cannot be written.
+    ValueError: if the folder holds something else, or an array is empty.
   """
   path = epath.Path(folder).resolve()
+  if path.exists() and not _is_replaceable(path):
+    raise ValueError(
+      f'{path} is there already and is no checkpoint, so it is not replaced; '
+      'choose another folder, or remove it.'
+    )
   path.parent.mkdir(parents=True, exist_ok=True)
+  newer, older = _newer(path), _older(path)
+  if newer.exists() and not path.exists():
+    newer.rename(path)  # As the one who died meant to.
   with ocp.Checkpointer(_handler()) as checkpointer:
     checkpointer.save(
-      path,
+      newer,
       args=ocp.args.Composite(
         params=ocp.args.StandardSave(params),
         description=ocp.args.JsonSave(dict(description)),
       ),
       force=True,
     )
+  if older.exists():
+    older.rmtree()
+  if path.exists():
+    path.rename(older)
+  newer.rename(path)
+  if older.exists():
+    older.rmtree()
   return path
 
 
@@ -61,21 +81,26 @@ def restore(folder: str, like: Any) -> Checkpoint:
   Args:
     folder: as given to `save`.
     like: pytree of arrays or `jax.ShapeDtypeStruct`s, with the shardings that
-      are wanted.
+      are wanted; values are converted to its dtypes.
 
   Raises:
     ValueError: if there is no checkpoint, or it is of other parameters.
   """
   path = epath.Path(folder).resolve()
-  if not path.exists():
+  found = [p for p in (path, _newer(path), _older(path)) if p.exists()]
+  if not found:
     raise ValueError(
       f'there is no checkpoint at {path}; a run writes one when it ends.'
     )
   abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
   with ocp.Checkpointer(_handler()) as checkpointer:
     try:
+      items = checkpointer.metadata(found[0]).item_metadata or {}
+      stored = items.get('params')
+      # Orbax would only find out in the middle of reading.
+      _check_shapes(stored.tree if stored else {}, abstract)
       restored = checkpointer.restore(
-        path,
+        found[0],
         args=ocp.args.Composite(
           params=ocp.args.StandardRestore(abstract),
           description=ocp.args.JsonRestore(),
@@ -83,10 +108,45 @@ def restore(folder: str, like: Any) -> Checkpoint:
       )
     except (KeyError, ValueError) as error:
       raise ValueError(
-        f'the checkpoint at {path} does not hold these parameters ({error}); '
+        f'the checkpoint at {path} does not hold these parameters: {error}; '
         'use the config it was written with.'
       ) from error
   return Checkpoint(restored.params, restored.description)
+
+
+def _check_shapes(stored: Any, wanted: Any) -> None:
+  def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+      jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape
+      for path, leaf in leaves
+    }
+
+  have, want = shapes(stored), shapes(wanted)
+  wrong = [
+    f'{name} is {have.get(name, "missing")} instead of '
+    f'{want.get(name, "missing")}'
+    for name in sorted({*have, *want})
+    if have.get(name) != want.get(name)
+  ]
+  if wrong:
+    more = f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''
+    raise ValueError('; '.join(wrong[:3]) + more)
+
+
+def _newer(path: epath.Path) -> epath.Path:
+  return path.with_name(path.name + '.newer')
+
+
+def _older(path: epath.Path) -> epath.Path:
+  return path.with_name(path.name + '.older')
+
+
+def _is_replaceable(path: epath.Path) -> bool:
+  if not path.is_dir():
+    return False
+  names = {entry.name for entry in path.iterdir()}
+  return not names or {'params', 'description'} <= names
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:

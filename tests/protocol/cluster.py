@@ -1,11 +1,10 @@
 """The two machines on a scripted clock and network, without any arrays.
 
 A discrete-event shell: scans take the time that the test gives them, messages
-take `latency` seconds each way, a merge takes `merge_seconds`. All decisions
-are those of `protocol/`.
+take `latency` seconds each way, a merge takes `merge_seconds`. What is on its
+way is lost with its connection. All decisions are those of `protocol/`.
 """
 
-import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable
@@ -13,69 +12,39 @@ from collections.abc import Callable
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
-from decoupled_diloco.protocol.grace import GraceOptions
 from decoupled_diloco.protocol.learner import learner_machine
 from decoupled_diloco.protocol.learner_state import LearnerOptions
-from decoupled_diloco.protocol.membership import MembershipOptions
-from decoupled_diloco.protocol.quorum import QuorumOptions
-from decoupled_diloco.protocol.schedule import ScheduleOptions
 from decoupled_diloco.protocol.syncer import syncer_machine
-from decoupled_diloco.protocol.syncer_state import (
-  BudgetOptions,
-  SyncerOptions,
+from decoupled_diloco.protocol.syncer_state import SyncerOptions
+from tests.protocol.accounts import Accounts, Tape
+from tests.protocol.cluster_parts import (
+  TOKENS_PER_STEP as TOKENS_PER_STEP,
 )
-from decoupled_diloco.protocol.weights import StalenessOptions
-
-TOKENS_PER_STEP = 100
-
-
-def syncer_options(
-  M: int = 2,
-  k_min: int = 1,
-  H: int = 6,
-  P: int = 6,
-  rounds: int = 10,
-  **overrides,
-) -> SyncerOptions:
-  """Options for tests: no silence is ever too long unless a test says so."""
-  options = {
-    'run_id': 'run',
-    'layout': 'layout',
-    'schedule': ScheduleOptions(sync_every=H, num_fragments=P),
-    'membership': MembershipOptions(
-      num_learners=M, heartbeat_seconds=1.0, liveness_timeout_seconds=1e6
-    ),
-    'quorum': QuorumOptions(min_learners=k_min),
-    'grace': GraceOptions(),
-    'staleness': StalenessOptions(),
-    'budget': BudgetOptions(rounds=rounds),
-    'max_rounds_in_flight': 4,
-  }
-  return SyncerOptions(**(options | overrides))
+from tests.protocol.cluster_parts import (
+  Learner,
+  Route,
+  sound,
+)
+from tests.protocol.cluster_parts import (
+  syncer_options as syncer_options,
+)
 
 
-@dataclasses.dataclass
-class Learner:
-  """One learner's machine and what happened to it."""
+class Cluster(Accounts):
+  """M learners and a syncer; `run` ends when the syncer does.
 
-  options: LearnerOptions
-  scan_seconds: Callable[[], float]
-  machine: object = None
-  state: object = None
-  is_alive: bool = True
-  is_partitioned: bool = False
-  scans: int = 0
-  scan_time: float = 0.0
-  life: int = 0
-  handed_over: dict[int, float] = dataclasses.field(default_factory=dict)
-  adopted: list[fx.Adopt] = dataclasses.field(default_factory=list)
-  overlaps: list[float] = dataclasses.field(default_factory=list)
-  starts: list[int] = dataclasses.field(default_factory=list)
-  end: fx.Finish | None = None
-
-
-class Cluster:
-  """M learners and a syncer; `run` ends when the syncer does."""
+  Args:
+    options: of the syncer; the learners' follow from them.
+    scan_seconds: per learner, how long its next scan takes.
+    latency: seconds that a message takes, either way.
+    merge_seconds: how long a merge takes.
+    bulk_seconds: how much longer a message with a payload takes; others
+      overtake it.
+    on_lead_limit, keeps_progress: of the learners.
+    heartbeats: whether learners send them.
+    arrivals: a contribution arrives once for each of the payload facts that
+      this gives.
+  """
 
   def __init__(
     self,
@@ -84,35 +53,43 @@ class Cluster:
     *,
     latency: float = 0.0,
     merge_seconds: float = 0.0,
+    bulk_seconds: float = 0.0,
     on_lead_limit: str = 'train',
     keeps_progress: bool = False,
+    heartbeats: bool = False,
+    arrivals: Callable[[msg.Contribution], tuple[ev.PayloadFacts, ...]] = sound,
   ):
     self.options = options
     self.latency = latency
     self.merge_seconds = merge_seconds
+    self.bulk_seconds = bulk_seconds
+    self.heartbeats = heartbeats
+    self.arrivals = arrivals
     self.now = 0.0
     self.end: fx.Finish | None = None
-    self.tape: list[tuple[ev.Event, tuple[fx.Effect, ...]]] = []
-    self._queue: list[tuple[float, int, Callable[[], None]]] = []
+    self.tape: Tape = []
+    self._syncer_wakes_at = 0.0
+    self._routes: dict[int, Route] = {}
+    self._queue: list[tuple[float, int, Callable[[], object]]] = []
     self._order = itertools.count()
     self._syncer = syncer_machine(options)
     self.syncer_state = self._syncer.init()
     self.learners: list[Learner] = []
     for m, seconds in enumerate(scan_seconds):
-      learner = Learner(
-        LearnerOptions(
-          learner=m,
-          schedule=options.schedule,
-          max_rounds_in_flight=options.max_rounds_in_flight,
-          on_lead_limit=on_lead_limit,
-          keeps_progress=keeps_progress,
-        ),
-        seconds,
+      learner_options = LearnerOptions(
+        learner=m,
+        schedule=options.schedule,
+        max_rounds_in_flight=options.max_rounds_in_flight,
+        on_lead_limit=on_lead_limit,
+        keeps_progress=keeps_progress,
       )
-      self.learners.append(learner)
+      machine = learner_machine(learner_options)
+      self.learners.append(
+        Learner(learner_options, seconds, machine, machine.init())
+      )
       self.start(m)
 
-  def at(self, time: float, action: Callable[[], None]) -> None:
+  def at(self, time: float, action: Callable[[], object]) -> None:
     """Schedules an action; actions of one time run in order of scheduling."""
     heapq.heappush(self._queue, (time, next(self._order), action))
 
@@ -126,44 +103,54 @@ class Cluster:
   def start(self, m: int) -> None:
     """Starts a learner's process anew, with nothing but its number."""
     learner = self.learners[m]
-    learner.machine = learner_machine(learner.options)
     learner.state = learner.machine.init()
-    learner.is_alive, learner.end = True, None
+    learner.is_alive, learner.end, learner.tape = True, None, []
     learner.life += 1
     learner.handed_over = {}
-    self._to_syncer(m, msg.Hello(learner=m, layout=self.options.layout))
+    self._connect(m)
     self._tell_learner(m, ev.Compiled(self.now))
 
   def kill(self, m: int) -> None:
     """Ends a learner's process; the syncer sees the connection break."""
-    learner = self.learners[m]
-    learner.is_alive = False
-    lost = ev.ConnectionLost(self.now, m, learner.state.incarnation, 'killed')
-    self.tell_syncer(lost)
+    self.learners[m].is_alive = False
+    self._break_link(m, 'killed')
 
-  def partition(self, m: int) -> None:
-    """Cuts a learner's link: both sides notice."""
+  def partition(self, m: int, is_noticed: bool = True) -> None:
+    """Cuts a learner's link; both sides notice, or only the learner does."""
     learner = self.learners[m]
     learner.is_partitioned = True
-    incarnation = learner.state.incarnation
-    self.tell_syncer(ev.ConnectionLost(self.now, m, incarnation, 'cut'))
-    self._tell_learner(m, ev.ConnectionLost(self.now, m, incarnation, 'cut'))
+    self._break_link(m, 'cut', is_noticed)
+    self._tell_learner(
+      m, ev.ConnectionLost(self.now, m, learner.state.incarnation, 'cut')
+    )
 
   def heal(self, m: int) -> None:
     """Restores a learner's link; it says hello again."""
+    self.learners[m].is_partitioned = False
+    self._connect(m)
+
+  def _break_link(self, m: int, why: str, is_noticed: bool = True) -> None:
     learner = self.learners[m]
-    learner.is_partitioned = False
-    state = learner.state
-    self._to_syncer(
-      m,
-      msg.Hello(
-        learner=m,
-        layout=self.options.layout,
-        run_id=state.run_id,
-        incarnation=state.incarnation,
-        versions=state.versions,
-      ),
+    route = self._routes.get(m)
+    if is_noticed and route and route.link == learner.link:
+      del self._routes[m]
+      lost = ev.ConnectionLost(self.now, m, route.incarnation, why)
+      self.tell_syncer(lost)
+    learner.link += 1
+
+  def _connect(self, m: int) -> None:
+    learner = self.learners[m]
+    learner.link += 1
+    hello = msg.Hello(
+      learner=m,
+      layout=self.options.layout,
+      run_id=learner.state.run_id,
+      incarnation=learner.state.incarnation,
+      versions=learner.state.versions if learner.state.run_id else (),
     )
+    self._to_syncer(m, hello)
+    if self.heartbeats:
+      self._pulse(m, learner.link)
 
   # The syncer's shell.
 
@@ -178,6 +165,9 @@ class Cluster:
   def _execute_for_syncer(self, effect: fx.Effect) -> None:
     match effect:
       case fx.Send(learner=m, message=message):
+        if isinstance(message, msg.Welcome):
+          link = self.learners[m].link
+          self._routes[m] = Route(link, message.incarnation)
         self._to_learner(m, message)
       case fx.Broadcast(message=message):
         for m in self.syncer_state.connected:
@@ -196,8 +186,10 @@ class Cluster:
             ),
           )
       case fx.Merge(round=round_):
-        done = lambda: self.tell_syncer(ev.MergeDone(self.now, round_, 8, 1.0))
-        self.at(self.now + self.merge_seconds, done)
+        self.at(
+          self.now + self.merge_seconds,
+          lambda: self.tell_syncer(ev.MergeDone(self.now, round_, 8, 1.0)),
+        )
       case fx.Publish():
         publication = msg.Publication(
           effect.round,
@@ -209,42 +201,102 @@ class Cluster:
         for m in effect.learners:
           self._to_learner(m, publication)
       case fx.WakeAt(at=at):
-        self.at(at, lambda: self.tell_syncer(ev.TimePassed(self.now)))
+        self._syncer_wakes_at = at
+        self.at(at, lambda: self._wake_syncer(at))
+      case fx.Disconnect(learner=m, incarnation=incarnation):
+        self._disconnect(m, incarnation, effect.reason)
       case fx.Finish():
         self.end = effect
+
+  def _wake_syncer(self, at: float) -> None:
+    if self._syncer_wakes_at == at:
+      self.tell_syncer(ev.TimePassed(self.now))
+
+  def _disconnect(self, m: int, incarnation: int, reason: str) -> None:
+    """The learner sees its connection close, and makes a new one."""
+    learner = self.learners[m]
+    route = self._routes.get(m)
+    if route is None or route.incarnation != incarnation:
+      return
+    del self._routes[m]
+
+    def closed():
+      if learner.link == route.link:
+        lost = ev.ConnectionLost(self.now, m, incarnation, reason)
+        self._tell_learner(m, lost)
+        self._connect(m)
+
+    self.at(self.now + self.latency, closed)
 
   # A learner's shell.
 
   def _to_syncer(self, m: int, message: msg.Message) -> None:
     learner = self.learners[m]
-    life = learner.life
-    is_bulk = isinstance(message, msg.Contribution)
-    payload = ev.PayloadFacts(8) if is_bulk else None
+    link = learner.link
 
-    def arrive():
-      if learner.life == life and not learner.is_partitioned:
-        self.tell_syncer(ev.MessageArrived(self.now, message, payload))
+    def arrive(facts: ev.PayloadFacts | None):
+      if learner.link == link:
+        self.tell_syncer(ev.MessageArrived(self.now, message, facts))
 
+    payloads: tuple[ev.PayloadFacts | None, ...] = (None,)
+    if isinstance(message, msg.Contribution):
+      payloads = self.arrivals(message)
     if not learner.is_partitioned:
-      self.at(self.now + self.latency, arrive)
+      for facts in payloads:
+        self.at(self._arrival(message), lambda facts=facts: arrive(facts))
 
   def _to_learner(self, m: int, message: msg.Message) -> None:
     learner = self.learners[m]
-    life = learner.life
+    # A rejection goes the way that the hello came.
+    link = learner.link
+    if not isinstance(message, msg.Rejection):
+      if m not in self._routes:
+        return
+      link = self._routes[m].link
 
     def arrive():
-      if learner.life == life and not learner.is_partitioned:
+      if learner.link == link:
         self._tell_learner(m, ev.MessageArrived(self.now, message))
 
-    self.at(self.now + self.latency, arrive)
+    self.at(self._arrival(message), arrive)
+
+  def _arrival(self, message: msg.Message) -> float:
+    is_bulk = isinstance(message, msg.Contribution | msg.Publication)
+    return self.now + self.latency + is_bulk * self.bulk_seconds
+
+  def _pulse(self, m: int, link: int) -> None:
+    learner = self.learners[m]
+    if learner.link != link or learner.end or self.end:
+      return
+    if learner.state.is_connected:
+      state = learner.state
+      beat = msg.Heartbeat(
+        m,
+        state.incarnation,
+        str(state.phase),
+        state.total_steps,
+        state.total_tokens,
+        tokens_per_second=0.0,
+      )
+      self._to_syncer(m, beat)
+    self.at(
+      self.now + self.options.membership.heartbeat_seconds,
+      lambda: self._pulse(m, link),
+    )
 
   def _tell_learner(self, m: int, event: ev.Event) -> None:
     learner = self.learners[m]
     if not learner.is_alive:
       return
     learner.state, effects = learner.machine.step(learner.state, event)
+    learner.tape.append((event, effects))
     for effect in effects:
       self._execute_for_learner(m, effect)
+
+  def _wake_learner(self, m: int, life: int, at: float) -> None:
+    learner = self.learners[m]
+    if learner.life == life and learner.wake_at == at:
+      self._tell_learner(m, ev.TimePassed(self.now))
 
   def _execute_for_learner(self, m: int, effect: fx.Effect) -> None:
     learner = self.learners[m]
@@ -265,6 +317,10 @@ class Cluster:
       case fx.StartScan(global_step=global_step):
         learner.starts.append(global_step)
         self._scan(m)
+      case fx.WakeAt(at=at):
+        learner.wake_at = at
+        life = learner.life
+        self.at(at, lambda: self._wake_learner(m, life, at))
       case fx.Finish():
         learner.end = effect
 
@@ -284,37 +340,3 @@ class Cluster:
       )
 
     self.at(self.now + seconds, end)
-
-  # What a test asks about.
-
-  def effects(self, kind: type) -> list:
-    """The syncer's effects of one kind, in order."""
-    return [
-      effect
-      for _, effects in self.tape
-      for effect in effects
-      if isinstance(effect, kind)
-    ]
-
-  def refusals(self, reason: msg.Reason) -> list[msg.Refusal]:
-    """The refusals for one reason."""
-    return [
-      effect.message
-      for effect in self.effects(fx.Send)
-      if isinstance(effect.message, msg.Refusal)
-      and effect.message.reason is reason
-    ]
-
-  def participation(self, m: int, before: int | None = None) -> float:
-    """The share of the rounds (before the drain) in which m was merged."""
-    merges = [
-      merge
-      for merge in self.effects(fx.Merge)
-      if before is None or merge.round < before
-    ]
-    taken = [
-      merge
-      for merge in merges
-      if m in {share.learner for share in merge.shares}
-    ]
-    return len(taken) / len(merges)

@@ -1,0 +1,147 @@
+"""What a user can get wrong on the command line: a sentence and a code."""
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+QUICKSTART = '--config=configs/quickstart.py'
+
+
+class _Mistake(NamedTuple):
+  """Arguments, and what the one sentence must say: rule, value and fix."""
+
+  name: str
+  arguments: tuple[str, ...]
+  says: tuple[str, ...]
+
+
+def _free_port() -> int:
+  with socket.socket() as listener:
+    listener.bind(('127.0.0.1', 0))
+    return listener.getsockname()[1]
+
+
+MISTAKES = (
+  _Mistake('no config', (), ('no config', '--config=')),
+  _Mistake(
+    'missing config file',
+    ('--config=configs/no_such.py',),
+    ('config', 'no_such.py'),
+  ),
+  _Mistake('unknown flag', (QUICKSTART, '--no_such_flag=1'), ('no_such_flag',)),
+  _Mistake('unknown field', (QUICKSTART, '--config.budjet=3'), ('budjet',)),
+  _Mistake(
+    'unknown field of a section',
+    (QUICKSTART, '--config.schedule.sync_evry=3'),
+    ('sync_evry',),
+  ),
+  _Mistake(
+    'wrong type',
+    (QUICKSTART, '--config.schedule.sync_every=often'),
+    ('sync_every', 'often'),
+  ),
+  _Mistake(
+    'H not a multiple of P',
+    (QUICKSTART, '--config.schedule.sync_every=25'),
+    ('sync_every=25', 'multiple of num_fragments=6', '24, 30'),
+  ),
+  _Mistake(
+    'K_min above M',
+    (QUICKSTART, '--config.quorum.min_learners=4'),
+    ('min_learners=4', 'num_learners=3'),
+  ),
+  _Mistake(
+    'unknown role',
+    (QUICKSTART, '--config.role=boss'),
+    ("role='boss'", 'local, syncer, learner'),
+  ),
+  _Mistake(
+    'no corpus there',
+    (QUICKSTART, '--config.data.source=/nowhere/*.txt'),
+    ('/nowhere/*.txt',),
+  ),
+  _Mistake(
+    'mesh larger than the devices',
+    (QUICKSTART, '--config.role=learner', '--config.mesh.data=64'),
+    ('data=64', 'devices'),
+  ),
+  _Mistake(
+    'batch that the mesh does not divide',
+    (QUICKSTART, '--config.role=learner', '--config.mesh.data=3'),
+    ('data=3',),
+  ),
+  _Mistake(
+    'no syncer there',
+    (
+      QUICKSTART,
+      '--config.role=learner',
+      f'--config.syncer.address=127.0.0.1:{_free_port()}',
+      '--config.syncer.connect_seconds=1',
+    ),
+    ('no syncer', 'syncer.address'),
+  ),
+  _Mistake(
+    'another address without TLS',
+    (QUICKSTART, '--config.role=syncer', '--config.syncer.address=0.0.0.0:0'),
+    ('0.0.0.0', 'TLS', 'insecure'),
+  ),
+  _Mistake(
+    'unknown codec',
+    (QUICKSTART, '--config.wire.up=int3'),
+    ('int3', 'int4'),
+  ),
+  _Mistake(
+    'more fragments than pieces',
+    (
+      QUICKSTART,
+      '--config.role=syncer',
+      '--config.schedule.num_fragments=600',
+      '--config.schedule.sync_every=600',
+    ),
+    ('num_fragments=600',),
+  ),
+  _Mistake(
+    'a task that is not there',
+    (QUICKSTART, '--config.role=syncer', '--config.task=nowhere:task'),
+    ('nowhere:task', 'package.module:function'),
+  ),
+)
+
+
+def command(*arguments: str, **settings) -> subprocess.Popen:
+  """Starts `python -m decoupled_diloco.train`, as a user would."""
+  environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
+  return subprocess.Popen(
+    [sys.executable, '-m', 'decoupled_diloco.train', *arguments],
+    cwd=ROOT,
+    env=environment,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    **settings,
+  )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+  'mistake', MISTAKES, ids=[mistake.name for mistake in MISTAKES]
+)
+def test_a_mistake_ends_with_one_sentence(mistake, tmp_path):
+  workdir = f'--config.workdir={tmp_path}/run'
+  has_config = len(mistake.arguments) > 0
+  arguments = (*mistake.arguments, workdir) if has_config else ()
+  process = command(*arguments)
+  _, errors = process.communicate(timeout=100)
+  assert process.returncode == 2, errors
+  assert 'Traceback' not in errors
+  last = errors.strip().splitlines()[-1]
+  assert re.match(r'error: \S', last)
+  for words in mistake.says:
+    assert words in last
