@@ -30,7 +30,6 @@ from decoupled_diloco.protocol import drain
 from decoupled_diloco.protocol.learner_state import LearnerOptions
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
 from decoupled_diloco.runtime.global_model import GlobalModel
-from decoupled_diloco.runtime.launch import EXIT_USAGE
 from decoupled_diloco.runtime.learner_loop import LearnerLoop, Record
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.runtime.syncer_server import SyncerServer
@@ -310,11 +309,12 @@ def set_up_learner(options: RunOptions) -> LearnerSetup:
   )
 
 
-def run_learner(options: RunOptions, tell: Callable[[str], None]) -> int:
-  """Takes part in a run as one learner; returns the process's exit code.
+def run_learner(options: RunOptions, tell: Callable[[str], None]) -> None:
+  """Takes part in a run as one learner, until it ends.
 
   Raises:
-    ValueError: if the options do not fit the devices, the model or the data.
+    ValueError: if the options do not fit the devices, the model or the data, or
+      the syncer does not let this learner take part.
     SyncerUnreachableError: if there is no syncer.
     FloatingPointError: if the inner optimizer diverges.
   """
@@ -326,8 +326,9 @@ def run_learner(options: RunOptions, tell: Callable[[str], None]) -> int:
     loop = setup.loop(tape.record, tell)
     _stop_on_signals(loop.request_stop)
     finish = loop.run(setup.example)
+  if finish.is_failure:
+    raise ValueError(finish.reason)
   tell(finish.reason)
-  return EXIT_USAGE if finish.is_failure else 0
 
 
 def _clock() -> Callable[[], float]:

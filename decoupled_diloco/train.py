@@ -44,17 +44,19 @@ def main(argv: list[str]) -> int:
       return local_run.run(options, argv[1:])
     if options.role == 'syncer':
       return _serve(options)
-    return roles.run_learner(options, entry.say)
+    roles.run_learner(options, entry.say)
+    return 0
   raise AssertionError('unreachable')
 
 
 def _serve(options: RunOptions) -> int:
   if _LAUNCHED.value:
+    # Whoever has launched it reads the result.
+    roles.run_syncer(options)
+    return 0
+  with local_run.watching(options) as watcher:
     result = roles.run_syncer(options)
-  else:
-    with local_run.watching(options) as watcher:
-      result = roles.run_syncer(options)
-    local_run.show_summary(watcher, result)
+  local_run.show_summary(watcher, result)
   return 0 if result.is_success else 1
 
 

@@ -135,7 +135,7 @@ def test_whoever_dies_leaves_the_old_or_the_new(tmp_path, monkeypatch):
 
     return wrapped
 
-  for name in ('rename', 'replace', 'rmtree', 'unlink'):
+  for name in ('rename', 'replace', 'rmtree'):
     monkeypatch.setattr(cls, name, dying(getattr(cls, name)))
   folder = str(tmp_path / 'x')
   found = []

@@ -1,0 +1,149 @@
+"""Whole runs of real processes, through the command that people use."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from decoupled_diloco.observe.tape import read_tape
+from decoupled_diloco.protocol import effects as fx
+from decoupled_diloco.protocol import messages as msg
+from tests.integration.command_test import command
+
+DEADLINE_SECONDS = 150.0
+SMALL = '--config=tests/integration/small_config.py'
+
+
+def _live_children(workdir: pathlib.Path) -> list[int]:
+  """Processes of this run: those whose command line names its folder."""
+  found = []
+  for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
+    try:
+      line = path.read_bytes()
+    except OSError:
+      continue
+    if str(workdir).encode() in line and int(path.parent.name) != os.getpid():
+      found.append(int(path.parent.name))
+  return found
+
+
+def _wait_for(condition, process: subprocess.Popen) -> None:
+  deadline = time.monotonic() + DEADLINE_SECONDS
+  while not condition():
+    assert process.poll() is None, process.communicate()
+    assert time.monotonic() < deadline
+    time.sleep(0.1)
+
+
+def _rounds_merged(workdir: pathlib.Path) -> int:
+  try:
+    return (workdir / 'events.jsonl').read_text().count('"MergeDone"')
+  except FileNotFoundError:
+    return 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_run_survives_a_kill(tmp_path):
+  workdir = tmp_path / 'run'
+  process = command(
+    SMALL,
+    f'--config.workdir={workdir}',
+    '--config.launch.kill=((1,0.2),)',
+  )
+  output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+  assert process.returncode == 0, errors
+  assert 'killing learner 1' in errors
+  assert not _live_children(workdir)
+
+  summary = json.loads((workdir / 'summary.json').read_text())
+  facts = summary['facts']
+  assert facts['held_out_loss_end'] < facts['held_out_loss_start'] - 1
+  assert summary['bits_up'] <= 4.25
+  assert len(summary['faults']) == 1
+  returned = summary['learners'][1]
+  assert returned['participation_since_latest'] > 0
+  for words in ('held-out loss', 'goodput', 'yield', 'bits/parameter'):
+    assert words in output
+  for name in ('events.jsonl', 'metrics.jsonl', 'checkpoint'):
+    assert (workdir / name).exists()
+
+  # The learner that came back read on where it had left, and the learning rate
+  # went on from the run's step.
+  steps = read_tape(workdir / 'events.jsonl').steps
+  welcomes = [
+    effect.message
+    for _, effects in steps
+    for effect in effects
+    if isinstance(effect, fx.Send)
+    and isinstance(effect.message, msg.Welcome)
+    and effect.learner == 1
+  ]
+  assert [welcome.total_steps > 0 for welcome in welcomes] == [False, True]
+  assert welcomes[1].round > 0
+  tape = read_tape(workdir / 'learners' / '1' / 'events.jsonl')
+  first_scan = next(
+    effect
+    for _, effects in tape.segments[1].steps
+    for effect in effects
+    if isinstance(effect, fx.StartScan)
+  )
+  K = 24 // 6
+  assert first_scan.global_step >= welcomes[1].round * K
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_in_order(tmp_path, number):
+  workdir = tmp_path / 'run'
+  process = command(
+    SMALL,
+    f'--config.workdir={workdir}',
+    '--config.budget.rounds=100000',
+  )
+  try:
+    _wait_for(lambda: _rounds_merged(workdir) > 20, process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30.0)
+  finally:
+    process.kill()
+  assert process.returncode == 1, errors
+  assert 'Traceback' not in errors
+  assert 'stopped by' in output
+  assert (workdir / 'checkpoint').exists()
+  assert not _live_children(workdir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_learner_with_another_model_is_turned_away(tmp_path):
+  workdir = tmp_path / 'run'
+  syncer = command(
+    SMALL,
+    f'--config.workdir={workdir}',
+    '--config.role=syncer',
+  )
+  try:
+    _wait_for(lambda: (workdir / 'address').exists(), syncer)
+    learner = command(
+      SMALL,
+      f'--config.workdir={workdir}',
+      '--config.role=learner',
+      '--config.model.width=48',
+      f'--config.syncer.address={(workdir / "address").read_text().strip()}',
+    )
+    output, errors = learner.communicate(timeout=DEADLINE_SECONDS)
+    assert learner.returncode == 2, (output, errors)
+    assert 'Traceback' not in errors
+    assert 'layout' in errors
+    assert 'same config' in errors
+  finally:
+    syncer.send_signal(signal.SIGTERM)
+    syncer.communicate(timeout=60.0)
+  assert sys.platform != 'linux' or not _live_children(workdir)
