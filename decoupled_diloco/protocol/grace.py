@@ -31,7 +31,7 @@ class GraceOptions:
 
   gamma: float = 0.9
   overlap_scans: float = 2.0
-  cap_seconds: float = 60.0
+  cap_seconds: float = 10.0
   decay: float = 0.8
 
   def __post_init__(self):

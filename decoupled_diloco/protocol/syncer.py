@@ -141,11 +141,12 @@ def _admit(
     for fragment, version in enumerate(state.versions)
     if held[fragment] != version
   )
-  if lacking:
-    effects.append(SendFragments(hello.learner, lacking))
+  # Before the fragments: with them, a learner would begin to train.
   if state.phase is Phase.DRAINING:
     seconds = max(state.drain_until - now, 0.0)
     effects.append(Send(hello.learner, DrainStarted(state.current, seconds)))
+  if lacking:
+    effects.append(SendFragments(hello.learner, lacking))
   if state.phase is Phase.FINISHED:
     effects.append(Send(hello.learner, RunEnded(state.end_reason)))
   return state.with_member(hello.learner, member)._replace(

@@ -101,7 +101,8 @@ def wire_shapes(plan: FragmentPlan, p: int) -> tuple[jax.ShapeDtypeStruct, ...]:
   """
   return tuple(
     jax.ShapeDtypeStruct(
-      shape.shape, jnp.promote_types(shape.dtype, jnp.float32)
+      shape.shape,
+      jnp.float64 if shape.dtype == jnp.float64 else jnp.float32,
     )
     for shape in plan.shapes(p)
   )

@@ -156,8 +156,12 @@ def test_a_learner_that_joins_in_the_drain_leaves_again():
   cluster = _cluster([1.0, 20.0, 1.0], latency=0.1)
   cluster.at(2.5, lambda: cluster.kill(2))
   cluster.at(13.0, lambda: cluster.start(2))
+  # Even if its link breaks once it has said farewell: it says so again.
+  cluster.at(15.0, lambda: cluster.partition(2))
+  cluster.at(16.0, lambda: cluster.heal(2))
   cluster.run()
   assert cluster.learners[2].end == cluster.learners[0].end
+  assert cluster.learners[2].scans == 2  # All before it was killed.
   assert _ended(cluster) < 22.0
 
 
@@ -254,6 +258,16 @@ def test_who_said_farewell_may_have_something_on_its_way():
   assert syncer.state.phase is Phase.DRAINING
   syncer.contribute(1, first)
   assert fx.Finish('SIGTERM') in syncer.done(first)
+
+
+def test_a_round_that_nobody_could_join_is_over():
+  syncer = SyncerScript(M=2, joined=2)
+  _stopped(syncer)
+  first = syncer.state.current
+  for m, rounds in ((0, (first + 1,)), (1, ())):
+    syncer.say(msg.Farewell(m, syncer.incarnations[m], 'drained', rounds))
+  assert reasons(syncer.contribute(0, first)) == [Reason.LATE]
+  assert not reasons(syncer.contribute(0, first + 1))
 
 
 def _draining(**settings):

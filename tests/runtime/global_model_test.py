@@ -286,7 +286,7 @@ def test_small_updates_are_not_swallowed(wire):
   """bfloat16 parameters of 1, and 100 updates of -1e-4: 0.99, not 1."""
   ones = jax.tree.map(jnp.ones_like, make_params(jnp.bfloat16))
   model = GlobalModel(
-    PLAN,
+    fragment(ones, num_fragments=P),
     ones,
     tx=outer_optimizer(1.0, 0.0),
     merge='mean',
