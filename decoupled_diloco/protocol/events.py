@@ -78,7 +78,7 @@ class StopRequested:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compiled:
-  """The learner's functions are compiled and all fragments are in place."""
+  """The learner has compiled its scan; it can adopt and train."""
 
   now: float
 

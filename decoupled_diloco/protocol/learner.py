@@ -235,11 +235,16 @@ def _act_between_scans(
   options: LearnerOptions, state: LearnerState, effects: list[Effect]
 ) -> LearnerState:
   """Adopts what has come, and starts a scan if nothing speaks against it."""
-  state = _adopt_staged(options, state, effects)
-  if state.drain_first is not None and state.holds_everything:
-    return hand_over.everything(options, state, effects)
-  if not state.is_compiled or not state.holds_everything:
+  if not state.is_compiled:
+    # What comes meanwhile is adopted afterwards, the newest version alone.
+    if state.drain_first is not None:
+      return hand_over.everything(options, state, effects)
     return state
+  state = _adopt_staged(options, state, effects)
+  if not state.holds_everything:
+    return state
+  if state.drain_first is not None:
+    return hand_over.everything(options, state, effects)
   state = _announce(options, state, effects)
   reason = None
   if state.newest_round < 0:

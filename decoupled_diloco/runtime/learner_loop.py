@@ -176,6 +176,7 @@ class LearnerLoop:
       thread.start()
     try:
       self._model.trainer.compile(example)
+      self._tell(ev.Compiled(self._clock()))
       return self._train()
     finally:
       self._is_over.set()
@@ -266,7 +267,6 @@ class LearnerLoop:
     # incarnation, so that no batch is seen twice.
     self._batches = self._open_batches(self._state.total_steps)
     self._has_begun = True
-    self._tell(ev.Compiled(self._clock()))
 
   def _scan(self, global_step: int) -> None:
     assert self._batches is not None
@@ -304,6 +304,9 @@ class LearnerLoop:
             self._link.send(message)
           case fx.WakeAt(at=at):
             self._wake_at = at
+          case fx.Adopt(fragment=fragment, version=version):
+            self._model.claim(fragment, version)
+            self._effects.put(effect)
           case _:
             self._effects.put(effect)
 
@@ -363,6 +366,9 @@ class LearnerLoop:
     ):
       return
     self._tell(ev.MessageArrived(self._clock(), message))
+    if isinstance(message, msg.Publication):
+      # The machine knows of this version now, and will adopt no older one.
+      self._model.drop_older(message.fragment, message.version)
 
   def _stage(self, publication: msg.Publication, parcel: Parcel) -> bool:
     """Decodes a publication; asks for its value if that cannot be done."""

@@ -104,6 +104,7 @@ class LocalModel:
     self._bases: list[Values | None] = [None] * P
     self._base_versions = [-1] * P
     self._staged: list[dict[int, Values]] = [{} for _ in range(P)]
+    self._claimed: list[dict[int, Values]] = [{} for _ in range(P)]
     self._flights: list[_Flight | None] = [None] * P
     self._residuals: list[Any] = [()] * P
     self._assemble = jax.jit(
@@ -192,18 +193,17 @@ class LocalModel:
   def begin(
     self, versions: Sequence[int], rng: jax.Array, rejoin_step: int = NEVER
   ) -> None:
-    """Makes the training state from staged versions of all fragments.
+    """Makes the training state from claimed versions of all fragments.
 
     Args:
-      versions: per fragment, which staged version to start from.
+      versions: per fragment, which claimed version to start from.
       rng: key of the learner's random stream.
       rejoin_step: the run's global step, if it has begun without this learner.
     """
     with self._lock:
       for p, version in enumerate(versions):
-        self._bases[p] = self._staged[p][version]
+        self._bases[p] = self._claimed[p].pop(version)
         self._base_versions[p] = version
-        self._unstage(p, version)
     bases = [self.base(p) for p in range(self.plan.num_fragments)]
     self._state = self.trainer.init_from(
       self._assemble(bases), rng, rejoin_step
@@ -229,11 +229,11 @@ class LocalModel:
     return Captured(fragment, round_, local, self.base(fragment))
 
   def adopt(self, fragment: int, version: int, merged_round: int) -> None:
-    """Adopts a staged version.
+    """Adopts a claimed version.
 
     Args:
       fragment: which one.
-      version: which of its staged versions.
+      version: which of its claimed versions.
       merged_round: round of the learner's own hand-over that was merged since
         it last adopted this fragment; -1 if none was.
     """
@@ -241,10 +241,9 @@ class LocalModel:
     base = self.base(fragment)
     decoded = None
     with self._lock:
-      published = self._staged[fragment][version]
+      published = self._claimed[fragment].pop(version)
       self._bases[fragment] = published
       self._base_versions[fragment] = version
-      self._unstage(fragment, version)
       flight = self._flights[fragment]
       if flight is not None and flight.round == merged_round:
         # Relative to the base of now, not of the hand-over: versions that were
@@ -254,14 +253,6 @@ class LocalModel:
         self._flights[fragment] = None
     params = self._adopt(self._state.params, fragment, published, base, decoded)
     self._state = self._state._replace(params=params)
-
-  def _unstage(self, fragment: int, version: int) -> None:
-    """Lets go of a staged version and of older ones."""
-    self._staged[fragment] = {
-      staged: values
-      for staged, values in self._staged[fragment].items()
-      if staged > version
-    }
 
   def forget(self, fragment: int, round_: int) -> None:
     """Lets go of what was kept for a hand-over that will not be merged."""
@@ -303,8 +294,9 @@ class LocalModel:
     shapes = self._shapes[fragment]
     shardings = self._shardings[fragment]
     with self._lock:
-      newest = max([self._base_versions[fragment], *self._staged[fragment]])
-      before = self._staged[fragment].get(newest, self._bases[fragment])
+      held = self._claimed[fragment] | self._staged[fragment]
+      newest = max([self._base_versions[fragment], *held])
+      before = held.get(newest, self._bases[fragment])
     if version <= newest:
       return Staging.OLD
     if form == 'value':
@@ -318,6 +310,25 @@ class LocalModel:
     with self._lock:
       self._staged[fragment][version] = values
     return Staging.STAGED
+
+  def claim(self, fragment: int, version: int) -> None:
+    """Keeps a staged version until `adopt` or `begin`, and no older one."""
+    with self._lock:
+      self._claimed[fragment][version] = self._staged[fragment].pop(version)
+    self.drop_older(fragment, version)
+
+  def drop_older(self, fragment: int, version: int) -> None:
+    """Lets go of staged versions that nobody will claim, for a newer is known.
+
+    So a learner that adopts seldom, or is still compiling, holds a version or
+    two of a fragment, however many were published.
+    """
+    with self._lock:
+      self._staged[fragment] = {
+        staged: values
+        for staged, values in self._staged[fragment].items()
+        if staged >= version
+      }
 
   def base(self, fragment: int) -> Values:
     """The version of a fragment that was adopted last."""

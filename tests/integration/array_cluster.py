@@ -148,8 +148,10 @@ class ArrayCluster(Cluster):
         captured = local.capture(contribution.fragment, contribution.round)
         self._contributions[m, contribution.round] = local.encode(captured)
       case fx.Adopt() if self._begun[m]:
+        local.claim(effect.fragment, effect.version)
         local.adopt(effect.fragment, effect.version, effect.merged_round)
       case fx.Adopt():
+        local.claim(effect.fragment, effect.version)
         self._joining[m][effect.fragment] = effect.version
         if len(self._joining[m]) == self.plan.num_fragments:
           versions = [v for _, v in sorted(self._joining[m].items())]

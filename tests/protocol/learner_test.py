@@ -20,16 +20,27 @@ def _starts(effects):
 def test_a_learner_is_ready_once_it_has_compiled_and_holds_everything():
   learner = LearnerScript(P=2, has_begun=False)
   assert learner.welcome(round=-1) == ()
-  effects = learner.hear(msg.Publication(-1, 0, 0, (), 'value'))
+  assert learner.hear(msg.Publication(-1, 0, 0, (), 'value')) == ()
+  effects = learner.tell(ev.Compiled(1.0))
   assert effects == (fx.Adopt(-1, 0, 0, -1),)
   effects = learner.hear(msg.Publication(-1, 1, 0, (), 'value'))
-  assert effects == (fx.Adopt(-1, 1, 0, -1),)
-  effects = learner.tell(ev.Compiled(1.0))
   assert effects == (
+    fx.Adopt(-1, 1, 0, -1),
     fx.Send(0, msg.Ready(0, 1)),
     fx.Wait('for the run to start'),
   )
   assert learner.open(0) == (fx.StartScan(0),)
+
+
+def test_what_comes_while_it_compiles_is_adopted_once():
+  # Otherwise every version that is published meanwhile would be kept.
+  learner = LearnerScript(P=1, has_begun=False)
+  learner.welcome(round=3)
+  for version in (3, 4, 5):
+    publication = msg.Publication(version - 1, 0, version, (), 'value')
+    assert fx.Adopt not in {type(e) for e in learner.hear(publication)}
+  effects = learner.tell(ev.Compiled(1.0))
+  assert effects[0] == fx.Adopt(4, 0, 5, -1)
 
 
 def test_at_a_boundary_it_hands_over_then_adopts_then_trains():

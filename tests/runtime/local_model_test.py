@@ -53,6 +53,19 @@ SHAPES = {
 PLAN = fragment(SHAPES, num_fragments=2)
 
 
+def _adopt(model: LocalModel, p: int, version: int, merged_round: int) -> None:
+  """What the loop does with an `Adopt`."""
+  model.claim(p, version)
+  model.adopt(p, version, merged_round)
+
+
+def _begin(model: LocalModel, versions: list[int], rng: jax.Array) -> None:
+  """What the loop does with the first `Adopt` of every fragment."""
+  for p, version in enumerate(versions):
+    model.claim(p, version)
+  model.begin(versions, rng)
+
+
 def ramp(shape):
   return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) - 3
 
@@ -90,7 +103,7 @@ def make_model(
   for p in range(PLAN.num_fragments):
     stage_value(model, p, 0, initial_values(p), wire)
   if begin:
-    model.begin([0] * PLAN.num_fragments, RNG)
+    _begin(model, [0] * PLAN.num_fragments, RNG)
   return model
 
 
@@ -224,7 +237,7 @@ class Pair:
 
   def adopt(self, staged, merged_round=-1, seen_delta=None):
     version, values = staged
-    self.model.adopt(0, version, merged_round)
+    _adopt(self.model, 0, version, merged_round)
     self.references[0].adopt(values, seen_delta)
     self.check()
 
@@ -310,10 +323,10 @@ def test_error_feedback_only_of_what_was_merged(is_merged):
     stage_value(model, 0, version, initial_values(0, version))
     if is_merged or round_ == 2:
       cstate = residual
-      model.adopt(0, version, round_)
+      _adopt(model, 0, version, round_)
     else:
       model.forget(0, round_)
-      model.adopt(0, version, -1)
+      _adopt(model, 0, version, -1)
 
 
 @pytest.mark.parametrize('mesh', [ONE, EIGHT], ids=['one', 'eight'])
@@ -327,7 +340,7 @@ def test_what_is_captured_survives_donated_scans(mesh):
     model.train(BATCHES, 0)
     for p in range(2):
       stage_value(model, p, 1 + round_, initial_values(p, 9))
-      model.adopt(p, 1 + round_, -1)
+      _adopt(model, p, 1 + round_, -1)
   # The scans did write over what they were given.
   assert all(leaf.is_deleted() for leaf in params)
   for captured, (local, base) in zip(held, copies, strict=True):
@@ -374,7 +387,7 @@ def test_nothing_is_kept_but_the_state_and_the_base(rule, mesh):
     assert kept <= (fragments[p] if rule == 'rebase' else 0) + 32 * 8
     updates = [0.01 * np.ones_like(value) for value in initial_values(p)]
     assert stage_update(model, p, version, updates, INT4) is Staging.STAGED
-    model.adopt(p, version, round_ if round_ % 3 else -1)
+    _adopt(model, p, version, round_ if round_ % 3 else -1)
     if not round_ % 3:
       model.forget(p, round_)
     used.append(live_bytes() - before)
@@ -392,9 +405,9 @@ def test_staging():
   assert stage_update(model, 0, 4, ones) is Staging.GAP
   stage_value(model, 0, 7, initial_values(0, 5))  # A value closes any gap.
   assert stage_update(model, 0, 7, ones) is Staging.OLD
-  model.adopt(0, 2, -1)
+  _adopt(model, 0, 2, -1)
   assert_equal(model.base(0), [value + 2 for value in initial_values(0)])
-  model.adopt(0, 7, -1)
+  _adopt(model, 0, 7, -1)
   assert_equal(model.base(0), initial_values(0, 5))
   assert stage_update(model, 0, 7, ones) is Staging.OLD
   assert stage_update(model, 0, 8, ones) is Staging.STAGED
@@ -427,12 +440,12 @@ def test_versions_that_come_before_the_beginning(mesh):
   ones = [np.ones_like(value) for value in initial_values(0)]
   for version in (1, 2):
     assert stage_update(model, 0, version, ones) is Staging.STAGED
-  model.begin([1, 0], RNG)
+  _begin(model, [1, 0], RNG)
   assert_equal(taken(model, 0), [value + 1 for value in initial_values(0)])
   assert_equal(taken(model, 1), initial_values(1))
   assert stage_update(model, 0, 3, ones) is Staging.STAGED
   for version in (2, 3):
-    model.adopt(0, version, -1)
+    _adopt(model, 0, version, -1)
     assert_equal(
       model.base(0), [value + version for value in initial_values(0)]
     )
@@ -473,7 +486,7 @@ def test_warming_up_changes_nothing(rule, mesh):
         for shape in PLAN.shapes(p)
       ],
     )
-  model.begin([1, 1], RNG)
+  _begin(model, [1, 1], RNG)
   before = [on_host(model.params), on_host([model.base(0), model.base(1)])]
   model.warm_up()
   after = [on_host(model.params), on_host([model.base(0), model.base(1)])]
@@ -504,7 +517,7 @@ def test_after_the_warm_up_no_boundary_compiles(rule, mesh):
         versions[p] += 1
         staging = model.stage(p, versions[p], 'update', updates[p])
         assert staging is Staging.STAGED
-        model.adopt(p, versions[p], merged_round)
+        _adopt(model, p, versions[p], merged_round)
         if merged_round < 0 and round_ >= 4:
           model.encode(captured)
       model.forget(p, round_)
@@ -531,7 +544,7 @@ def test_learners_hold_the_bits_of_the_syncer(wire, mesh):
   )
   for p in range(2):
     assert model.stage(p, 1, 'value', syncer.value_payload(p)) is Staging.STAGED
-  model.begin([1, 1], RNG)
+  _begin(model, [1, 1], RNG)
   for round_ in range(12):
     p = round_ % 2
     model.train(BATCHES, 0)
@@ -540,7 +553,7 @@ def test_learners_hold_the_bits_of_the_syncer(wire, mesh):
     version = 2 + round_ // 2
     staging = model.stage(p, version, 'update', merged.payload)
     assert staging is Staging.STAGED
-    model.adopt(p, version, round_)
+    _adopt(model, p, version, round_)
     held = payload_of(formats.value, model.base(p))
     assert held == syncer.value_payload(p)
     assert_equal(taken(model, p), model.base(p))
@@ -558,7 +571,7 @@ def test_coarser_parameters_than_the_wire(rule):
   stage_value(model, 0, 1, start)
   # As if nothing had been done since: 'mix' and 'rebase' keep local progress.
   stage_value(model, 0, 2, start)
-  model.adopt(0, 1, -1)
+  _adopt(model, 0, 1, -1)
   if rule == 'overwrite':
     delta = decoded(model.encode(model.capture(0, 0)), 0, EXACT)
     assert_equal(delta, [np.zeros_like(value) for value in start])
@@ -567,7 +580,7 @@ def test_coarser_parameters_than_the_wire(rule):
   for version in range(2, 22):
     if version > 2:
       assert stage_update(model, 0, version, small) is Staging.STAGED
-    model.adopt(0, version, -1)
+    _adopt(model, 0, version, -1)
   for got, want in zip(model.base(0), start, strict=True):
     np.testing.assert_allclose(got, want + 19e-4, rtol=1e-6)
   if rule == 'overwrite':
@@ -611,7 +624,7 @@ def transformer_run(mesh):
   )
   for p in range(4):
     model.stage(p, 0, 'value', syncer.value_payload(p))
-  model.begin([0] * 4, RNG)
+  _begin(model, [0] * 4, RNG)
   rng = np.random.default_rng(0)
   for round_ in range(12):
     p, version = round_ % 4, 1 + round_ // 4
@@ -620,7 +633,7 @@ def transformer_run(mesh):
     payload = model.encode(model.capture(p, round_))
     merged = syncer.merge(p, [Share(0, 1.0)], {0: payload})
     model.stage(p, version, 'update', merged.payload)
-    model.adopt(p, version, round_)
+    _adopt(model, p, version, round_)
     assert_lie_alike(model)
   return model, on_host(model.params)
 
