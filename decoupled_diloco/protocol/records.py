@@ -12,7 +12,11 @@ from typing import Any, TypeAlias, get_args
 
 from decoupled_diloco.protocol.effects import Effect, Share
 from decoupled_diloco.protocol.events import Event, PayloadFacts
-from decoupled_diloco.protocol.messages import Message, Reason, Refusal
+from decoupled_diloco.protocol.messages import (
+  Message,
+  Reason,
+  Refusal,
+)
 
 Record: TypeAlias = Message | Event | Effect | PayloadFacts | Share
 
@@ -45,8 +49,9 @@ def to_jsonable(record: Record) -> dict[str, Any]:
 def to_json(record: Record) -> str:
   """A record as one line of JSON. Floats survive exactly.
 
-  >>> to_json(Refusal(2, 7, 1, Reason.LATE, 'round 7 is closed'))[:42]
-  '{"type":"Refusal","learner":2,"round":7,"f'
+  >>> from decoupled_diloco.protocol.messages import RoundOpened
+  >>> to_json(RoundOpened(round=7, fragment=1))
+  '{"type":"RoundOpened","round":7,"fragment":1}'
   """
   return json.dumps(to_jsonable(record), separators=(',', ':'))
 

@@ -202,8 +202,9 @@ class LocalModel:
     """
     with self._lock:
       for p, version in enumerate(versions):
-        self._bases[p] = self._claimed[p].pop(version)
+        self._bases[p] = self._claimed[p][version]
         self._base_versions[p] = version
+        self._claimed[p].clear()
     bases = [self.base(p) for p in range(self.plan.num_fragments)]
     self._state = self.trainer.init_from(
       self._assemble(bases), rng, rejoin_step
