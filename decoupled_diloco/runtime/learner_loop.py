@@ -4,14 +4,13 @@ The training thread runs scans and carries out what concerns arrays; all else
 happens beside it:
 
 * the receiver decodes publications as they come and tells the machine;
-* the sender encodes what was captured at scan boundaries and sends it;
+* the sender fetches what was encoded at scan boundaries and sends it;
 * the pulse sends heartbeats.
 
 Whichever thread has an event steps the machine, under a lock. Messages among
 the effects go out at once, the rest waits in order for the training thread.
 """
 
-import collections
 import dataclasses
 import math
 import queue
@@ -30,12 +29,8 @@ from decoupled_diloco.protocol.learner_state import (
   LearnerOptions,
   LearnerState,
 )
-from decoupled_diloco.runtime.local_model import (
-  Captured,
-  LocalModel,
-  Payload,
-  Staging,
-)
+from decoupled_diloco.runtime.hand_over_sender import HandOverSender
+from decoupled_diloco.runtime.local_model import LocalModel, Staging
 from decoupled_diloco.training.inner import NEVER
 from decoupled_diloco.transport.base import (
   LearnerLink,
@@ -46,8 +41,6 @@ from decoupled_diloco.transport.base import (
 
 Record = Callable[[ev.Event, Sequence[fx.Effect]], None]
 
-# Hand-overs that wait to be encoded; the oldest gives way to a new one.
-_MAX_UNENCODED = 2
 # How long the last messages of a learner may take to leave.
 _FAREWELL_SECONDS = 3.0
 _POLL_SECONDS = 0.25
@@ -132,12 +125,7 @@ class LearnerLoop:
     self._effects: queue.SimpleQueue[fx.Effect | BaseException] = (
       queue.SimpleQueue()
     )
-    self._unencoded: collections.deque[tuple[msg.Contribution, Captured]] = (
-      collections.deque()
-    )
-    self._has_unencoded = threading.Condition()
-    # By fragment, for resending: the round and its payload.
-    self._payloads: dict[int, tuple[int, Payload]] = {}
+    self._sender = HandOverSender(model, link, self._drop)
     self._is_over = threading.Event()
     self._stop_reason: str | None = None
     self._wake_at: float | None = None
@@ -169,19 +157,18 @@ class LearnerLoop:
     """
     threads = [
       threading.Thread(target=self._guarded, args=(target,), daemon=True)
-      for target in (self._receive, self._send, self._pulse)
+      for target in (self._receive, self._sender.run, self._pulse)
     ]
     self._link.start()
     for thread in threads:
       thread.start()
     try:
-      self._model.trainer.compile(example)
+      self._model.compile(example)
       self._tell(ev.Compiled(self._clock()))
       return self._train()
     finally:
       self._is_over.set()
-      with self._has_unencoded:
-        self._has_unencoded.notify_all()
+      self._sender.close()
       self._link.close(_FAREWELL_SECONDS)
       for thread in threads:
         thread.join()
@@ -194,21 +181,24 @@ class LearnerLoop:
   def _train(self) -> fx.Finish:
     while True:
       effect = self._effects.get()
-      if self._stop_reason is not None:
-        reason, self._stop_reason = self._stop_reason, None
-        self._tell(ev.StopRequested(self._clock(), reason))
-        continue
       match effect:
         case BaseException():
           raise effect
         case fx.HandOver(contribution=contribution):
-          self._hand_over(contribution)
+          captured = self._model.capture(
+            contribution.fragment, contribution.round
+          )
+          # In the drain training is over: waiting for room costs nothing.
+          is_draining = self._state.drain_first is not None
+          self._sender.put(contribution, captured, waits=is_draining)
         case fx.Resend(contribution=contribution):
-          self._resend(contribution)
+          self._sender.send_again(contribution)
         case fx.Adopt():
           self._adopt(effect)
         case fx.Forget(round=round_, fragment=fragment):
           self._model.forget(fragment, round_)
+        case fx.StartScan() if self._stop_reason is not None:
+          pass
         case fx.StartScan(global_step=global_step):
           self._scan(global_step)
         case fx.Notice(text=text):
@@ -219,35 +209,16 @@ class LearnerLoop:
           return effect
         case _:
           raise AssertionError(f'{effect} is no effect of a learner.')
+      if self._stop_reason is not None:
+        reason, self._stop_reason = self._stop_reason, None
+        self._tell(ev.StopRequested(self._clock(), reason))
 
-  def _hand_over(self, contribution: msg.Contribution) -> None:
-    captured = self._model.capture(contribution.fragment, contribution.round)
-    dropped = None
-    with self._has_unencoded:
-      if self._state.drain_first is not None:
-        # Training is over: waiting costs nothing, and nothing must be lost.
-        self._has_unencoded.wait_for(
-          lambda: (
-            len(self._unencoded) < _MAX_UNENCODED or self._is_over.is_set()
-          )
-        )
-      if len(self._unencoded) >= _MAX_UNENCODED:
-        dropped, _ = self._unencoded.popleft()
-      self._unencoded.append((contribution, captured))
-      self._has_unencoded.notify_all()
-    if dropped is not None:
-      self._tell(ev.HandOverDropped(self._clock(), dropped.round))
-
-  def _resend(self, contribution: msg.Contribution) -> None:
-    round_, payload = self._payloads.get(contribution.fragment, (-1, b''))
-    if round_ == contribution.round:
-      self._send_contribution(contribution, payload)
-    else:
-      self._tell(ev.HandOverDropped(self._clock(), contribution.round))
+  def _drop(self, contribution: msg.Contribution) -> None:
+    self._tell(ev.HandOverDropped(self._clock(), contribution.round))
 
   def _adopt(self, effect: fx.Adopt) -> None:
     if self._has_begun:
-      self._payloads.pop(effect.fragment, None)
+      self._sender.forget(effect.fragment)
       self._model.adopt(effect.fragment, effect.version, effect.merged_round)
       return
     self._versions[effect.fragment] = effect.version
@@ -262,9 +233,8 @@ class LearnerLoop:
     if newest > 0:
       rejoin_step = self._options.schedule.global_step_of(newest)
     self._model.begin(versions, self._rng, rejoin_step)
-    self._model.warm_up()
-    # The position follows from the steps already taken, by whichever
-    # incarnation, so that no batch is seen twice.
+    # The position follows from the steps that the syncer has heard of, by
+    # whichever incarnation: only batches since then are read again.
     self._batches = self._open_batches(self._state.total_steps)
     self._has_begun = True
 
@@ -316,6 +286,7 @@ class LearnerLoop:
       target()
     except BaseException as error:
       self._effects.put(error)
+      self._sender.close()  # The training thread may wait for room there.
 
   # The receiver.
 
@@ -388,30 +359,7 @@ class LearnerLoop:
           (publication.fragment,),
         )
       )
-    return staging is Staging.STAGED
-
-  # The sender.
-
-  def _send(self) -> None:
-    while True:
-      with self._has_unencoded:
-        self._has_unencoded.wait_for(
-          lambda: self._unencoded or self._is_over.is_set()
-        )
-        if not self._unencoded:
-          return
-        contribution, captured = self._unencoded.popleft()
-        self._has_unencoded.notify_all()
-      payload = self._model.encode(captured)
-      self._payloads[contribution.fragment] = (contribution.round, payload)
-      self._send_contribution(contribution, payload)
-
-  def _send_contribution(
-    self, contribution: msg.Contribution, payload: Payload
-  ) -> None:
-    for dropped in self._link.send(contribution, payload):
-      if isinstance(dropped, msg.Contribution):
-        self._tell(ev.HandOverDropped(self._clock(), dropped.round))
+    return staging is not Staging.GAP
 
   # The pulse.
 
@@ -421,8 +369,11 @@ class LearnerLoop:
         state = self._state
       if state.is_connected:
         self._link.send(self._heartbeat(state))
-      if self._wake_at is not None and self._clock() >= self._wake_at:
-        self._wake_at = None
+      with self._lock:
+        is_due = self._wake_at is not None and self._clock() >= self._wake_at
+        if is_due:
+          self._wake_at = None
+      if is_due:
         self._tell(ev.TimePassed(self._clock()))
 
   def _heartbeat(self, state: LearnerState) -> msg.Heartbeat:

@@ -2,7 +2,7 @@
 
 Threads share them as follows. The training thread alone touches the training
 state; at scan boundaries it captures fragments and adopts new versions. Other
-threads encode what was captured (`encode`) and decode what came in (`stage`).
+threads fetch what was captured (`fetch`) and decode what came in (`stage`).
 Arrays are immutable, so passing references needs no copies; but whatever
 outlives a boundary must have buffers of its own, because the next scan donates
 the training state's.
@@ -24,7 +24,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.adopt import AdoptOptions, adopt
 from decoupled_diloco.ops.array_types import Params
+from decoupled_diloco.ops.codecs import Codec
 from decoupled_diloco.ops.fragments import FragmentPlan
+from decoupled_diloco.ops.merge import pseudo_gradient
 from decoupled_diloco.ops.pieces import Piece, named_leaves
 from decoupled_diloco.runtime.wire_format import (
   WireFormat,
@@ -48,26 +50,24 @@ class Staging(enum.Enum):
 
 
 class Captured(NamedTuple):
-  """A fragment as it was at a scan boundary, with the base of its delta."""
+  """A fragment's delta at a scan boundary, encoded, still on the device."""
 
   fragment: int
   round: int
-  local: Values
-  base: Values
+  encoded: Any
 
 
 class _Flight(NamedTuple):
   """What is kept of a hand-over until its fate is known.
 
   Attributes:
-    decoded: the delta as the syncer sees it; None while it is not encoded yet,
-      and where nobody needs it.
+    decoded: the delta as the syncer sees it; None where nobody needs it.
     residual: the error feedback's state, if it is merged.
   """
 
   round: int
-  decoded: Values | None = None
-  residual: Any = None
+  decoded: Values | None
+  residual: Any
 
 
 class LocalModel:
@@ -110,7 +110,6 @@ class LocalModel:
     self._assemble = jax.jit(
       self._assemble_params, out_shardings=trainer.state_shardings.params
     )
-    self._take = jax.jit(self._take_fragment, static_argnums=1)
     self._adopt = jax.jit(
       self._adopt_fragment,
       static_argnums=1,
@@ -118,7 +117,7 @@ class LocalModel:
       # Exactly what the compiled scan takes.
       out_shardings=trainer.state_shardings.params,
     )
-    self._encode = jax.jit(self._encode_fragment, static_argnums=0)
+    self._encode = jax.jit(self._encode_fragment, static_argnums=1)
     self._decode_update = jax.jit(self._next_version, static_argnums=0)
     self._decode_value = jax.jit(wire.value.decode)
 
@@ -128,12 +127,6 @@ class LocalModel:
   def _assemble_params(self, values: Sequence[Values]) -> Params:
     shapes = jax.eval_shape(self.trainer.task.init, jax.random.key(0))
     return self.plan.assemble(values, shapes)
-
-  def _take_fragment(self, params: Params, p: int) -> Values:
-    # A whole leaf would otherwise be handed through without a copy, and lost
-    # when the next scan donates it.
-    values = tuple(jnp.copy(value) for value in self.plan.take(params, p))
-    return lax.with_sharding_constraint(values, self._shardings[p])
 
   def _adopt_fragment(
     self,
@@ -154,21 +147,23 @@ class LocalModel:
       seen,
       alpha=self._options.alpha,
     )
-    # Copied for the same reason: the base must survive the next scan.
+    # Copied, because a whole leaf would be handed through: the base would then
+    # be lost when the next scan donates it.
     return self.plan.put(params, p, tuple(jnp.copy(x) for x in adopted))
 
   def _encode_fragment(
-    self, shardings: Shardings, local: Values, base: Values, residual: Any
+    self, params: Params, p: int, base: Values, residual: Any
   ) -> tuple[Any, Values | None, Any]:
+    local = self.plan.take(params, p)
     wide = tuple(l.astype(b.dtype) for b, l in zip(base, local, strict=True))
-    delta = _subtract(_as_held(base, local), wide)
+    delta = pseudo_gradient(_as_held(base, local), wide)
     encoded, residual = self._wire.up.encode(delta, residual)
     decoded = None
     if self.keeps_progress:
       decoded = self._wire.up.decode(encoded)
-      decoded = lax.with_sharding_constraint(decoded, shardings)
+      decoded = lax.with_sharding_constraint(decoded, self._shardings[p])
     if self._wire.up.error_feedback:
-      residual = lax.with_sharding_constraint(residual, shardings)
+      residual = lax.with_sharding_constraint(residual, self._shardings[p])
     return encoded, decoded, residual
 
   def _next_version(
@@ -204,7 +199,11 @@ class LocalModel:
       for p, version in enumerate(versions):
         self._bases[p] = self._claimed[p][version]
         self._base_versions[p] = version
-        self._claimed[p].clear()
+        self._claimed[p] = {
+          newer: values
+          for newer, values in self._claimed[p].items()
+          if newer > version
+        }
     bases = [self.base(p) for p in range(self.plan.num_fragments)]
     self._state = self.trainer.init_from(
       self._assemble(bases), rng, rejoin_step
@@ -222,12 +221,18 @@ class LocalModel:
     return metrics
 
   def capture(self, fragment: int, round_: int) -> Captured:
-    """Copies a fragment, so that it can be encoded while training goes on."""
-    # Noted here and not by `encode`, which may come after the next adoption.
+    """Encodes a fragment's delta as it is now.
+
+    This only puts the work into the device's queue, ahead of the next scan, and
+    returns; `fetch` waits for the result. All work on the mesh is queued by the
+    training thread, so that the hosts of a learner queue it in one order.
+    """
+    encoded, decoded, residual = self._encode(
+      self.params, fragment, self.base(fragment), self._residuals[fragment]
+    )
     with self._lock:
-      self._flights[fragment] = _Flight(round_)
-    local = self._take(self.params, fragment)
-    return Captured(fragment, round_, local, self.base(fragment))
+      self._flights[fragment] = _Flight(round_, decoded, residual)
+    return Captured(fragment, round_, encoded)
 
   def adopt(self, fragment: int, version: int, merged_round: int) -> None:
     """Adopts a claimed version.
@@ -264,19 +269,9 @@ class LocalModel:
 
   # Other threads.
 
-  def encode(self, captured: Captured) -> bytes:
+  def fetch(self, captured: Captured) -> bytes:
     """The payload of a hand-over."""
-    p = captured.fragment
-    encoded, decoded, residual = self._encode(
-      self._shardings[p], captured.local, captured.base, self._residuals[p]
-    )
-    payload = payloads.to_bytes(encoded)
-    with self._lock:
-      flight = self._flights[p]
-      # Unless it was given up meanwhile.
-      if flight is not None and flight.round == captured.round:
-        self._flights[p] = _Flight(captured.round, decoded, residual)
-    return payload
+    return payloads.to_bytes(captured.encoded)
 
   def stage(
     self, fragment: int, version: int, form: str, payload: Payload
@@ -337,26 +332,48 @@ class LocalModel:
     assert base is not None
     return base
 
-  def warm_up(self) -> None:
-    """Compiles what boundaries need, and changes nothing."""
-    params = self.params
-    for p in range(self.plan.num_fragments):
-      shapes, shardings, base = (
-        self._shapes[p],
-        self._shardings[p],
-        self.base(p),
-      )
-      local = self._take(params, p)
-      encoded, decoded, _ = self._encode(
-        shardings, local, base, self._residuals[p]
-      )
-      payloads.to_bytes(encoded)
-      for seen in [None] if decoded is None else [None, decoded]:
-        self._adopt.lower(params, p, base, base, seen).compile()
+  def compile(self, batches: Any) -> None:
+    """Compiles all that a learner runs, so that no boundary waits for it.
+
+    Args:
+      batches: arrays or shapes of one scan's batches.
+    """
+    self.trainer.compile(batches)
+    shapes = jax.eval_shape(self.trainer.task.init, jax.random.key(0))
+    params = _placed(shapes, self.trainer.state_shardings.params)
+    bases = [
+      _placed(shapes, shardings)
+      for shapes, shardings in zip(self._shapes, self._shardings, strict=True)
+    ]
+    for p, base in enumerate(bases):
+      residual = jax.eval_shape(self._wire.up.init, base)
+      if self._wire.up.error_feedback:
+        residual = _placed(residual, self._shardings[p])
+      self._encode.lower(params, p, base, residual).compile()
+      for decoded in [None, base] if self.keeps_progress else [None]:
+        self._adopt.lower(params, p, base, base, decoded).compile()
+      self._decode_value.lower(self._zeros(self._wire.value, p)).compile()
       if self._wire.form == 'update':
-        zeros = bytes(payloads.encoded_nbytes(self._wire.down, shapes))
-        nothing = payloads.from_bytes(self._wire.down, shapes, zeros)
-        self._decode_update.lower(shardings, base, nothing).compile()
+        self._decode_update.lower(
+          self._shardings[p], base, self._zeros(self._wire.down, p)
+        ).compile()
+    self._assemble.lower(bases).compile()
+
+  def _zeros(self, codec: Codec, fragment: int) -> Any:
+    shapes = self._shapes[fragment]
+    nbytes = payloads.encoded_nbytes(codec, shapes)
+    return payloads.from_bytes(codec, shapes, bytes(nbytes))
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+  """Shapes that lie somewhere, to compile for."""
+  return jax.tree.map(
+    lambda shape, sharding: jax.ShapeDtypeStruct(
+      shape.shape, shape.dtype, sharding=sharding
+    ),
+    shapes,
+    shardings,
+  )
 
 
 def _cut(sharding: NamedSharding, piece: Piece) -> NamedSharding:

@@ -5,7 +5,6 @@ and put events into its inbox; merges run on an executor and come back as
 events. Time is the injected clock's.
 """
 
-import contextlib
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import NamedTuple
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
+from decoupled_diloco.protocol.rounds import Stage
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions, SyncerState
 from decoupled_diloco.runtime.global_model import GlobalModel, Payload
@@ -25,6 +25,8 @@ Record = Callable[[ev.Event, Sequence[fx.Effect]], None]
 # Events that wait for the machine. A transport thread that finds no room waits,
 # and with it its learner's stream.
 _INBOX_SIZE = 256
+# How long a request to stop may go unnoticed.
+_POLL_SECONDS = 0.25
 
 
 class _Route(NamedTuple):
@@ -106,10 +108,8 @@ class SyncerServer:
 
   def request_stop(self, reason: str) -> None:
     """Lets the run drain and end; may be called from a signal handler."""
+    # Nothing else: the handler may have interrupted the inbox's own lock.
     self._stop_reason = reason
-    # Only to wake the machine's thread: if there is no room, it is awake.
-    with contextlib.suppress(queue.Full):
-      self._inbox.put_nowait(_Incoming(ev.TimePassed(self._clock())))
 
   def serve(self) -> fx.Finish:
     """Runs until the machine has finished.
@@ -125,7 +125,7 @@ class SyncerServer:
     """Takes the next event, if there is one, or the alarm, if it is due.
 
     Args:
-      block: whether to wait for one of them.
+      block: whether to wait for one of them, for a short time.
 
     Returns:
       Whether there was any.
@@ -142,7 +142,9 @@ class SyncerServer:
       self._step(_Incoming(ev.TimePassed(now)))
       return True
     try:
-      wait = None if self._wake_at is None else self._wake_at - now
+      wait = _POLL_SECONDS
+      if self._wake_at is not None:
+        wait = min(wait, self._wake_at - now)
       incoming = self._inbox.get(block, wait)
     except queue.Empty:
       return False
@@ -336,6 +338,6 @@ class SyncerServer:
 
   def _is_merging(self, fragment: int) -> bool:
     return any(
-      round_.fragment == fragment and round_.stage == 'merging'
+      round_.fragment == fragment and round_.stage is Stage.MERGING
       for round_ in self._state.rounds.values()
     )

@@ -146,7 +146,7 @@ class ArrayCluster(Cluster):
     match effect:
       case fx.HandOver(contribution=contribution):
         captured = local.capture(contribution.fragment, contribution.round)
-        self._contributions[m, contribution.round] = local.encode(captured)
+        self._contributions[m, contribution.round] = local.fetch(captured)
       case fx.Adopt() if self._begun[m]:
         local.claim(effect.fragment, effect.version)
         local.adopt(effect.fragment, effect.version, effect.merged_round)

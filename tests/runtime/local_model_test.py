@@ -227,7 +227,7 @@ class Pair:
 
   def encode(self, captured):
     """Returns the delta as the syncer sees it."""
-    return decoded(self.model.encode(captured), 0, self.wire)
+    return decoded(self.model.fetch(captured), 0, self.wire)
 
   def stage(self):
     self.version += 1
@@ -276,7 +276,7 @@ def test_adoption_is_that_of_the_formulas(rule, wire, mesh):
   pair.adopt(pair.stage())
   pair.scan()
   pair.adopt(pair.stage(), merged_round=4, seen_delta=seen)
-  # The same, where the sender encodes only after the older one is adopted.
+  # The same, where it is fetched only after the older one is adopted.
   pair.scan()
   captured = pair.capture(6)
   pair.adopt(pair.stage())
@@ -290,16 +290,6 @@ def test_adoption_is_that_of_the_formulas(rule, wire, mesh):
   pair.scan()
   pair.stage()
   pair.adopt(pair.stage())
-
-
-def test_what_is_given_up_before_it_is_encoded_stays_so():
-  """The hand-over was dropped, or the learner reconnected, meanwhile."""
-  pair = Pair('rebase', EXACT)
-  pair.scan()
-  captured = pair.capture(0)
-  pair.model.forget(0, 0)
-  pair.encode(captured)
-  pair.adopt(pair.stage(), merged_round=0)  # As of another life: unknown here.
 
 
 @pytest.mark.parametrize('is_merged', [True, False])
@@ -316,7 +306,7 @@ def test_error_feedback_only_of_what_was_merged(is_merged):
     delta = tuple(map(jnp.asarray, jax.tree.map(np.subtract, base, local)))
     expected, residual = up.encode(delta, cstate)
     captured = model.capture(0, round_)
-    assert model.encode(captured) == payloads.to_bytes(expected)
+    assert model.fetch(captured) == payloads.to_bytes(expected)
     if round_ == 0:
       # What is left out depends on this: something is.
       assert any(np.any(leaf) for leaf in jax.tree.leaves(residual))
@@ -334,7 +324,7 @@ def test_what_is_captured_survives_donated_scans(mesh):
   model = make_model(trainer=make_trainer(mesh))
   model.train(BATCHES, 0)
   held = [model.capture(p, p) for p in range(2)]
-  copies = on_host([(c.local, c.base) for c in held])
+  copies = [model.fetch(captured) for captured in held]
   params = jax.tree.leaves(model.params)
   for round_ in range(3):
     model.train(BATCHES, 0)
@@ -343,9 +333,7 @@ def test_what_is_captured_survives_donated_scans(mesh):
       _adopt(model, p, 1 + round_, -1)
   # The scans did write over what they were given.
   assert all(leaf.is_deleted() for leaf in params)
-  for captured, (local, base) in zip(held, copies, strict=True):
-    assert_equal(captured.local, local)
-    assert_equal(captured.base, base)
+  assert [model.fetch(captured) for captured in held] == copies
 
 
 def bytes_per_device(array):
@@ -382,7 +370,7 @@ def test_nothing_is_kept_but_the_state_and_the_base(rule, mesh):
   for round_ in range(6):
     p, version = round_ % 2, 1 + round_ // 2
     model.train(BATCHES, 0)
-    model.encode(model.capture(p, round_))
+    model.fetch(model.capture(p, round_))
     kept = live_bytes() - before - expected
     assert kept <= (fragments[p] if rule == 'rebase' else 0) + 32 * 8
     updates = [0.01 * np.ones_like(value) for value in initial_values(p)]
@@ -488,7 +476,7 @@ def test_warming_up_changes_nothing(rule, mesh):
     )
   _begin(model, [1, 1], RNG)
   before = [on_host(model.params), on_host([model.base(0), model.base(1)])]
-  model.warm_up()
+  model.compile(BATCHES)
   after = [on_host(model.params), on_host([model.base(0), model.base(1)])]
   for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
@@ -496,12 +484,11 @@ def test_warming_up_changes_nothing(rule, mesh):
 
 @pytest.mark.parametrize('mesh', [ONE, EIGHT], ids=['one', 'eight'])
 @pytest.mark.parametrize('rule', RULES)
-def test_after_the_warm_up_no_boundary_compiles(rule, mesh):
+def test_once_compiled_no_boundary_compiles(rule, mesh):
   wire = WireOptions(up_error_feedback=rule != 'rebase', block_size=8)
   trainer = make_trainer(mesh)
   model = make_model(wire, rule, trainer=trainer)
-  trainer.compile(BATCHES)
-  model.warm_up()
+  model.compile(BATCHES)
   down = wire_format(wire).down
   updates = [payload_of(down, initial_values(p)) for p in range(2)]
   versions = [0, 0]
@@ -510,8 +497,8 @@ def test_after_the_warm_up_no_boundary_compiles(rule, mesh):
       p = round_ % 2
       model.train(BATCHES, 0)
       captured = model.capture(p, round_)
-      if round_ < 4:  # Else an older version is adopted before it is encoded.
-        model.encode(captured)
+      if round_ < 4:  # Else an older version is adopted before it is fetched.
+        model.fetch(captured)
       # An older version while the hand-over is in flight, then its own.
       for merged_round in (-1, round_ if round_ % 3 else -1):
         versions[p] += 1
@@ -519,7 +506,7 @@ def test_after_the_warm_up_no_boundary_compiles(rule, mesh):
         assert staging is Staging.STAGED
         _adopt(model, p, versions[p], merged_round)
         if merged_round < 0 and round_ >= 4:
-          model.encode(captured)
+          model.fetch(captured)
       model.forget(p, round_)
     jax.block_until_ready(model.params)
   assert found == []
@@ -548,7 +535,7 @@ def test_learners_hold_the_bits_of_the_syncer(wire, mesh):
   for round_ in range(12):
     p = round_ % 2
     model.train(BATCHES, 0)
-    payload = model.encode(model.capture(p, round_))
+    payload = model.fetch(model.capture(p, round_))
     merged = syncer.merge(p, [Share(1, 1.0)], {1: payload})
     version = 2 + round_ // 2
     staging = model.stage(p, version, 'update', merged.payload)
@@ -566,14 +553,14 @@ def test_coarser_parameters_than_the_wire(rule):
   coarse = jax.eval_shape(trainer.task.init, RNG)
   plan = fragment(coarse, num_fragments=2)
   model = make_model(EXACT, rule, trainer=trainer, plan=plan)
-  model.warm_up()
+  model.compile(BATCHES)
   start = [1 + value / 1000 for value in initial_values(0)]
   stage_value(model, 0, 1, start)
   # As if nothing had been done since: 'mix' and 'rebase' keep local progress.
   stage_value(model, 0, 2, start)
   _adopt(model, 0, 1, -1)
   if rule == 'overwrite':
-    delta = decoded(model.encode(model.capture(0, 0)), 0, EXACT)
+    delta = decoded(model.fetch(model.capture(0, 0)), 0, EXACT)
     assert_equal(delta, [np.zeros_like(value) for value in start])
   # 1e-4 is below what bfloat16 can add to 1, and adds up in the base.
   small = [np.full_like(value, 1e-4) for value in start]
@@ -589,7 +576,7 @@ def test_coarser_parameters_than_the_wire(rule):
     ):
       np.testing.assert_array_equal(got, base.astype(jnp.bfloat16))
   model.train(BATCHES, 0)
-  model.encode(model.capture(0, 3))
+  model.fetch(model.capture(0, 3))
 
 
 TRANSFORMER = TransformerOptions(
@@ -630,7 +617,7 @@ def transformer_run(mesh):
     p, version = round_ % 4, 1 + round_ // 4
     tokens = rng.integers(0, 32, (K, 4, 9), np.int32)
     model.train({'tokens': tokens}, round_ * K)
-    payload = model.encode(model.capture(p, round_))
+    payload = model.fetch(model.capture(p, round_))
     merged = syncer.merge(p, [Share(0, 1.0)], {0: payload})
     model.stage(p, version, 'update', merged.payload)
     _adopt(model, p, version, round_)
