@@ -24,8 +24,8 @@ def get_config():
   config.schedule.num_fragments = 6
   config.budget.rounds = 1200
 
-  # Gain 2: what suits this H and a run of some thousand steps.
-  config.outer.learning_rate = 0.6
+  # What suits this H and a run of some thousand steps: a learning rate of 0.6.
+  config.outer.gain = 2.0
   config.outer.momentum = 0.7
 
   config.model.width = 64

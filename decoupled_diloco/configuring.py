@@ -25,6 +25,7 @@ from ml_collections import config_dict
 from decoupled_diloco.data import TextOptions
 from decoupled_diloco.models.transformer import TransformerOptions
 from decoupled_diloco.ops.adopt import AdoptOptions
+from decoupled_diloco.ops.packing import PATTERNS
 from decoupled_diloco.protocol.grace import GraceOptions
 from decoupled_diloco.protocol.learner_state import LeadOptions
 from decoupled_diloco.protocol.membership import MembershipOptions
@@ -321,6 +322,20 @@ def _check_together(options: RunOptions) -> None:
     raise ValueError(
       "config.wire.up_error_feedback=True with config.adopt.rule='rebase' "
       'would make up for quantisation twice; set one of them otherwise.'
+    )
+  if options.lead.max_rounds_in_flight <= options.grace.overlap_scans and (
+    options.lead.on_lead_limit == 'train'
+  ):
+    raise ValueError(
+      f'config.lead.max_rounds_in_flight={options.lead.max_rounds_in_flight} '
+      'must exceed config.grace.overlap_scans='
+      f'{options.grace.overlap_scans:g}, the rounds that are in flight anyway; '
+      'raise the first or lower the second.'
+    )
+  if options.fragments.pattern not in PATTERNS:
+    raise ValueError(
+      f'config.fragments.pattern={options.fragments.pattern!r} must be one of '
+      f'{", ".join(PATTERNS)}.'
     )
   for learner, _ in options.launch.kill:
     if not 0 <= learner < M:

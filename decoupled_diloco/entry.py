@@ -1,7 +1,9 @@
 """What all `python -m` entry points do alike: flags, errors, compiled code.
 
-Whatever a user can get wrong ends with one sentence on standard error and a
-code, never with a traceback; our own bugs keep theirs.
+What a user can get wrong ends with one sentence on standard error and a code,
+never with a traceback: while a process sets itself up, every `ValueError` and
+`OSError` is of that kind. Once it works, only those errors are that have been
+foreseen; anything else is our bug, and keeps its traceback.
 """
 
 import contextlib
@@ -42,15 +44,19 @@ def parse_flags(argv: list[str], usage: str) -> None:
     )
 
 
-def prepare_jax() -> None:
-  """Keeps compiled code between processes and runs, unless it is kept already.
+def prepare_jax(role: str = 'learner') -> None:
+  """Sets JAX up for a role, before its devices are first used.
 
-  A learner that is started again is then ready in seconds.
+  Compiled code is kept between processes and runs, unless the user keeps it
+  somewhere already: a learner that is started again is then ready in seconds.
+  The syncer computes on the CPU and leaves accelerators to others.
   """
   import jax
 
   # Orbax reports every step of a checkpoint otherwise.
   logging.set_verbosity(logging.WARNING)
+  if role == 'syncer':
+    jax.config.update('jax_platforms', 'cpu')
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
     folder = pathlib.Path.home() / '.cache' / 'decoupled_diloco' / 'compiled'
     jax.config.update('jax_compilation_cache_dir', str(folder))
@@ -64,19 +70,27 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def sentences_for_errors() -> Iterator[None]:
-  """Turns errors that a user can mend into a sentence and an exit code."""
+def setting_up() -> Iterator[None]:
+  """What goes wrong in here is the user's to mend."""
   try:
     yield
   except (ValueError, OSError) as error:
-    _leave(error, EXIT_USAGE)
+    leave(error, EXIT_USAGE)
+
+
+@contextlib.contextmanager
+def at_work() -> Iterator[None]:
+  """Foreseen failures of a process that works."""
+  try:
+    yield
   except LaunchError as error:
-    _leave(error, error.exit_code)
-  except FloatingPointError as error:
-    _leave(error, 1)
+    leave(error, error.exit_code)
+  except (OSError, FloatingPointError) as error:
+    leave(error, 1)
 
 
-def _leave(error: BaseException, code: int) -> None:
+def leave(error: BaseException, code: int) -> None:
+  """Ends the process with an error as one sentence."""
   sys.stdout.flush()
   text = str(error)
   if isinstance(error, OSError) and error.filename:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import signal
 import sys
@@ -12,7 +13,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from decoupled_diloco import roles
+from decoupled_diloco import entry, roles
 from decoupled_diloco.configuring import RunOptions
 from decoupled_diloco.observe.metrics import MetricsWriter
 from decoupled_diloco.observe.progress import ProgressView
@@ -45,10 +46,15 @@ class Watcher:
 
   @property
   def progress(self) -> float:
-    """The share of the rounds that is done."""
-    if self.status is None or not self.status.budget_rounds:
+    """The share of the budget that is done."""
+    if self.status is None:
       return 0.0
-    return max(self.status.current_round, 0) / self.status.budget_rounds
+    shares = [0.0]
+    if self.status.budget_rounds:
+      shares.append(self.status.current_round / self.status.budget_rounds)
+    if self.status.budget_tokens:
+      shares.append(self.status.merged_tokens / self.status.budget_tokens)
+    return max(shares)
 
   def poll(self) -> None:
     """Reads what is new on the tape, and shows it."""
@@ -87,11 +93,11 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
     The exit code.
 
   Raises:
-    ValueError: if the options do not fit each other, the data or the devices.
-    LaunchError: if the run could not go on.
+    SystemExit: if the run could not begin or go on, with a sentence.
   """
   workdir = pathlib.Path(options.workdir).resolve()
-  _claim(workdir)
+  with entry.setting_up():
+    claim(options)
   watcher = Watcher(workdir)
 
   def command(role: str, learner: int, address: str) -> list[str]:
@@ -121,10 +127,11 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
     f'they print goes to {workdir / "logs"}.',
     file=sys.stderr,
   )
-  try:
-    launcher.run(watcher.poll)
-  finally:
-    watcher.close()
+  with entry.at_work():
+    try:
+      launcher.run(watcher.poll)
+    finally:
+      watcher.close()
   result = roles.Result(**json.loads((workdir / 'result.json').read_text()))
   show_summary(watcher, result)
   return 0 if result.is_success else 1
@@ -133,9 +140,7 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
 @contextlib.contextmanager
 def watching(options: RunOptions) -> Iterator[Watcher]:
   """Shows the run of this process on a thread of its own."""
-  workdir = pathlib.Path(options.workdir).resolve()
-  _claim(workdir)
-  watcher = Watcher(workdir)
+  watcher = Watcher(pathlib.Path(options.workdir).resolve())
   is_over = threading.Event()
 
   def watch() -> None:
@@ -174,12 +179,19 @@ def show_summary(watcher: Watcher, result: roles.Result) -> None:
   Console(highlight=False).print(render(summary))
 
 
-def _claim(workdir: pathlib.Path) -> None:
-  """Makes sure that the folder is fit for a new run.
+def claim(options: RunOptions) -> None:
+  """Makes the folder of a run.
 
   Raises:
-    ValueError: if it holds another run.
+    ValueError: if it holds another run, or cannot be one.
+    OSError: if it cannot be made.
   """
+  if '://' in options.workdir:
+    raise ValueError(
+      f'config.workdir={options.workdir} must be a local folder: tapes and '
+      'logs are appended to, which buckets cannot do.'
+    )
+  workdir = pathlib.Path(options.workdir).resolve()
   if (workdir / 'events.jsonl').exists():
     raise ValueError(
       f'config.workdir={workdir} holds a run already; choose another folder, '
@@ -197,7 +209,8 @@ def _stop_on_signals(launcher: Launcher) -> None:
       launcher.kill_all()
       raise SystemExit(128 + number)
     seen.append(number)
-    print('Stopping in order; once more to stop at once.', file=sys.stderr)
+    # Not print, which the handler may have interrupted.
+    os.write(2, b'\nStopping in order; once more to stop at once.\n')
     launcher.request_stop()
 
   signal.signal(signal.SIGINT, handle)

@@ -25,8 +25,8 @@ from decoupled_diloco.models import sampling
 from decoupled_diloco.observe.tape import TapeHeader, TapeWriter
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.fragments import FragmentPlan, fragment
-from decoupled_diloco.ops.outer import outer_optimizer
-from decoupled_diloco.protocol import drain
+from decoupled_diloco.ops.outer import from_gain
+from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol.learner_state import LearnerOptions
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
 from decoupled_diloco.runtime.global_model import GlobalModel
@@ -69,6 +69,7 @@ class Result:
 
   @property
   def is_success(self) -> bool:
+    """Whether the process may exit with 0."""
     return self.has_met_budget and self.is_finite
 
 
@@ -111,8 +112,29 @@ def with_vocabulary(options: RunOptions) -> RunOptions:
   return dataclasses.replace(options, model=model)
 
 
-def run_syncer(options: RunOptions) -> Result:
-  """Serves a run, then evaluates what it has made.
+@dataclasses.dataclass(frozen=True)
+class SyncerSetup:
+  """A syncer put together, and listening.
+
+  Attributes:
+    initial: the parameters that the run begins with.
+    held_out: batches that the global model is measured on, or None.
+    executor: where its merges run.
+  """
+
+  options: RunOptions
+  task: tasks.Task
+  machine_options: SyncerOptions
+  initial: Any
+  held_out: Any
+  model: GlobalModel
+  server: SyncerServer
+  tape: TapeWriter
+  executor: concurrent.futures.Executor
+
+
+def set_up_syncer(options: RunOptions) -> SyncerSetup:
+  """Builds a syncer, lets it listen, and leaves its address in the workdir.
 
   Raises:
     ValueError: if the options do not fit the model or the data.
@@ -124,15 +146,19 @@ def run_syncer(options: RunOptions) -> Result:
   task = build_task(options)
   plan = build_plan(options, task)
   held_out = _held_out(options)
+  endpoint = GrpcEndpoint(
+    options.syncer.address,
+    options.transport,
+    options.security,
+    max_peers=2 * options.membership.num_learners + 8,
+  )
   initial = jax.jit(task.init)(jax.random.key(options.seed))
   wire = wire_format(options.wire)
   model = GlobalModel(
     plan,
     initial,
-    tx=outer_optimizer(
-      options.outer.learning_rate,
-      options.outer.momentum,
-      options.outer.nesterov,
+    tx=from_gain(
+      options.outer.gain, options.outer.momentum, options.outer.nesterov
     ),
     merge=options.outer.merge,
     wire=wire,
@@ -140,7 +166,7 @@ def run_syncer(options: RunOptions) -> Result:
   )
   machine_options = SyncerOptions(
     run_id=uuid.uuid4().hex[:12],
-    layout=layout_digest(plan, options.wire),
+    layout=layout_digest(plan, options.schedule, options.wire),
     schedule=options.schedule,
     membership=options.membership,
     quorum=options.quorum,
@@ -149,70 +175,94 @@ def run_syncer(options: RunOptions) -> Result:
     budget=options.budget,
     max_rounds_in_flight=options.lead.max_rounds_in_flight,
   )
-  header = TapeHeader.of(
-    'syncer',
+  facts = {
+    'codec_up': options.wire.up,
+    'codec_down': f'{options.wire.down} {options.wire.down_form}',
+    'fragment_value_bytes': [
+      payloads.encoded_nbytes(wire.value, plan.shapes(p))
+      for p in range(plan.num_fragments)
+    ],
+  }
+  tape = TapeWriter(
+    workdir / 'events.jsonl',
+    TapeHeader.of('syncer', machine_options, plan.sizes, facts),
+  )
+  executor = concurrent.futures.ThreadPoolExecutor(1, 'merge')
+  server = SyncerServer(
     machine_options,
-    plan.sizes,
-    {
-      'codec_up': options.wire.up,
-      'codec_down': f'{options.wire.down} {options.wire.down_form}',
-      'fragment_value_bytes': [
-        payloads.encoded_nbytes(wire.value, plan.shapes(p))
-        for p in range(plan.num_fragments)
-      ],
-    },
+    model,
+    endpoint,
+    executor=executor,
+    record=tape.record,
+    clock=_clock(),
   )
-  endpoint = GrpcEndpoint(
-    options.syncer.address,
-    options.transport,
-    options.security,
-    max_peers=2 * options.membership.num_learners + 8,
+  _write_whole(workdir / 'address', server.start())
+  return SyncerSetup(
+    options=options,
+    task=task,
+    machine_options=machine_options,
+    initial=initial,
+    held_out=held_out,
+    model=model,
+    server=server,
+    tape=tape,
+    executor=executor,
   )
-  with (
-    contextlib.closing(TapeWriter(workdir / 'events.jsonl', header)) as tape,
-    concurrent.futures.ThreadPoolExecutor(1, 'merge') as executor,
-  ):
-    server = SyncerServer(
-      machine_options,
-      model,
-      endpoint,
-      executor=executor,
-      record=tape.record,
-      clock=_clock(),
-    )
-    address = server.start()
-    try:
-      _write_whole(workdir / 'address', address)
-      compiling = [
-        executor.submit(model.compile, p) for p in range(plan.num_fragments)
-      ]
-      _stop_on_signals(server.request_stop)
-      finish = server.serve()
-      for future in compiling:
+
+
+def run_syncer(setup: SyncerSetup) -> Result:
+  """Serves a run, saves what it has made, and measures it.
+
+  Raises:
+    OSError: if the folder cannot be written.
+    FloatingPointError: if a merge was not finite.
+  """
+  server, model = setup.server, setup.model
+  workdir = pathlib.Path(setup.options.workdir)
+  try:
+    compiling = [
+      setup.executor.submit(model.compile, p)
+      for p in range(model.plan.num_fragments)
+    ]
+    _stop_on_signals(server.request_stop)
+    finish = server.serve()
+    for future in compiling:
+      if not future.cancel():
         future.result()
-      path = snapshots.save(
-        str(workdir / 'checkpoint'),
-        model.params(initial),
-        {'versions': list(server.state.versions), 'reason': finish.reason},
-      )
-    finally:
-      server.close(_GOODBYE_SECONDS)
-  final = model.params(initial)
-  result = Result(
-    reason=finish.reason,
-    has_met_budget=drain.met_budget(machine_options, server.state) is not None,
-    is_finite=all(
-      bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(final)
-    ),
-    loss_start=_loss(task, initial, held_out),
-    loss_end=_loss(task, final, held_out),
-    sample=_sample(options, final),
-    checkpoint=str(path),
-  )
+    final = model.params(setup.initial)
+    path = snapshots.save(
+      str(workdir / 'checkpoint'),
+      final,
+      {'versions': list(server.state.versions), 'reason': finish.reason},
+    )
+  finally:
+    server.close(_GOODBYE_SECONDS)
+    setup.executor.shutdown(cancel_futures=True)
+    setup.tape.close()
+  result = _measure(setup, finish.reason, final, str(path))
   _write_whole(
     workdir / 'result.json', json.dumps(dataclasses.asdict(result), indent=2)
   )
   return result
+
+
+def _measure(
+  setup: SyncerSetup, reason: str, final: Any, checkpoint: str
+) -> Result:
+  # Whoever has stopped the run does not want to wait for losses and samples.
+  has_met_budget = setup.server.state.has_met_budget
+  held_out = setup.held_out if has_met_budget else None
+  return Result(
+    reason=reason,
+    has_met_budget=has_met_budget,
+    is_finite=all(
+      bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(final)
+    ),
+    loss_start=_loss(setup.task, setup.initial, held_out),
+    loss_end=_loss(setup.task, final, held_out),
+    sample=_sample(setup.options, final) if has_met_budget else '',
+    checkpoint=checkpoint,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +294,7 @@ class LearnerSetup:
     )
     return LearnerLoop(
       self.machine_options,
-      layout=layout_digest(self.plan, options.wire),
+      layout=layout_digest(self.plan, options.schedule, options.wire),
       model=LocalModel(
         self.plan,
         self.trainer,
@@ -267,12 +317,11 @@ class LearnerSetup:
 def set_up_learner(options: RunOptions) -> LearnerSetup:
   """Everything that a learner needs before it meets the syncer.
 
-  Args:
-    options: with the vocabulary, see `with_vocabulary`.
-
   Raises:
     ValueError: if the options do not fit the devices, the model or the data.
+    OSError: if the folder cannot be written.
   """
+  options = with_vocabulary(options)
   task = build_task(options)
   plan = build_plan(options, task)
   steps = options.schedule.steps_per_scan
@@ -309,26 +358,27 @@ def set_up_learner(options: RunOptions) -> LearnerSetup:
   )
 
 
-def run_learner(options: RunOptions, tell: Callable[[str], None]) -> None:
+def run_learner(setup: LearnerSetup, tell: Callable[[str], None]) -> fx.Finish:
   """Takes part in a run as one learner, until it ends.
 
   Raises:
-    ValueError: if the options do not fit the devices, the model or the data, or
-      the syncer does not let this learner take part.
     SyncerUnreachableError: if there is no syncer.
     FloatingPointError: if the inner optimizer diverges.
   """
-  setup = set_up_learner(with_vocabulary(options))
+  options = setup.options
+  used, there = options.mesh.num_devices, jax.local_device_count()
+  if used < there:
+    tell(
+      f'uses {used} of {there} devices; config.mesh.data, fsdp and tensor say '
+      'how many'
+    )
   folder = pathlib.Path(options.workdir) / 'learners' / str(options.learner)
   folder.mkdir(parents=True, exist_ok=True)
   header = TapeHeader.of('learner', setup.machine_options, setup.plan.sizes)
   with contextlib.closing(TapeWriter(folder / 'events.jsonl', header)) as tape:
     loop = setup.loop(tape.record, tell)
     _stop_on_signals(loop.request_stop)
-    finish = loop.run(setup.example)
-  if finish.is_failure:
-    raise ValueError(finish.reason)
-  tell(finish.reason)
+    return loop.run(setup.example)
 
 
 def _clock() -> Callable[[], float]:

@@ -59,7 +59,8 @@ def _serve(workdir: str) -> None:
   evaluation = dataclasses.replace(
     options.evaluation, batches=0, sample_tokens=0
   )
-  roles.run_syncer(dataclasses.replace(options, evaluation=evaluation))
+  options = dataclasses.replace(options, evaluation=evaluation)
+  roles.run_syncer(roles.set_up_syncer(options))
 
 
 @contextlib.contextmanager

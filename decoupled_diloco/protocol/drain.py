@@ -42,8 +42,13 @@ def begin(
   now: float,
   reason: str,
   effects: list[Effect],
+  *,
+  has_met_budget: bool,
 ) -> SyncerState:
-  """Ends the ordinary rounds and asks every learner for what it has."""
+  """Ends the ordinary rounds and asks every learner for what it has.
+
+  A run that is stopped before its budget is met drains in a hurry.
+  """
   if state.phase not in (Phase.GATHERING, Phase.RUNNING):
     return state
   # The drain's rounds come after any that may still be on its way, so that none
@@ -71,7 +76,10 @@ def begin(
         effects.append(Discard(entry.learner, number))
       state = state.without_round(number)
   effects.append(Notice(f'Draining: {reason}.'))
-  drain_seconds = options.budget.drain_seconds
+  budget = options.budget
+  drain_seconds = (
+    budget.drain_seconds if has_met_budget else budget.stop_seconds
+  )
   effects.append(Broadcast(DrainStarted(newest + 1, drain_seconds)))
   first = newest + 1
   return state._replace(
@@ -80,6 +88,7 @@ def begin(
     drain_open=frozenset(range(first, first + options.schedule.num_fragments)),
     drain_until=now + drain_seconds,
     end_reason=reason,
+    has_met_budget=has_met_budget,
   )
 
 

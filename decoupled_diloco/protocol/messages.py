@@ -239,7 +239,7 @@ class DrainStarted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunEnded:
-  """The final parameters are saved; the learner may go."""
+  """All is merged that could be; nothing more is wanted of the learner."""
 
   reason: str
 

@@ -80,7 +80,9 @@ def syncer_machine(options: SyncerOptions) -> Machine[SyncerState]:
       case MergeDone():
         state = _publish(options, state, event, effects)
       case StopRequested(now=now, reason=reason):
-        state = drain.begin(options, state, now, reason, effects)
+        state = drain.begin(
+          options, state, now, reason, effects, has_met_budget=False
+        )
       case TimePassed():
         pass
       case _:
@@ -213,7 +215,9 @@ def _apply_rules(
   if state.phase is Phase.RUNNING:
     reason = drain.met_budget(options, state)
     if reason:
-      state = drain.begin(options, state, now, reason, effects)
+      state = drain.begin(
+        options, state, now, reason, effects, has_met_budget=True
+      )
   state = pace.close(state, now)
   state = drain.close(state, now)
   state = pace.merge(options, state, effects)

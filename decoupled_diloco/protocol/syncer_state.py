@@ -24,11 +24,13 @@ class BudgetOptions:
       0 means no limit.
     drain_seconds: how long the last merge of every fragment may wait for
       learners.
+    stop_seconds: the same, when somebody wants the run to end now.
   """
 
   rounds: int = 0
   merged_tokens: int = 0
   drain_seconds: float = 30.0
+  stop_seconds: float = 4.0
 
   def __post_init__(self):
     if self.rounds < 0 or self.merged_tokens < 0:
@@ -40,8 +42,9 @@ class BudgetOptions:
       raise ValueError(
         'rounds=0 and merged_tokens=0: the run would never end; set one.'
       )
-    if self.drain_seconds <= 0:
-      raise ValueError(f'drain_seconds={self.drain_seconds} must be positive.')
+    for name in ('drain_seconds', 'stop_seconds'):
+      if getattr(self, name) <= 0:
+        raise ValueError(f'{name}={getattr(self, name)} must be positive.')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class SyncerState(NamedTuple):
     drain_open: rounds of the drain that may still be joined.
     drain_until: when the drain waits no longer.
     end_reason: why the run drained.
+    has_met_budget: whether that was because its budget is met.
     absent: the learners that a shortage was last told about; None if none is.
     wake_at: the earliest time already asked for.
   """
@@ -121,6 +125,7 @@ class SyncerState(NamedTuple):
   drain_open: frozenset[int]
   drain_until: float
   end_reason: str
+  has_met_budget: bool
   absent: tuple[int, ...] | None
   wake_at: float | None
 
@@ -189,6 +194,7 @@ def initial_state(options: SyncerOptions) -> SyncerState:
     drain_open=frozenset(),
     drain_until=0.0,
     end_reason='',
+    has_met_budget=False,
     absent=None,
     wake_at=None,
   )

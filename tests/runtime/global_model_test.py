@@ -432,8 +432,8 @@ def test_rounds_compile_nothing(wire):
 
 
 def test_options_check_themselves():
-  with pytest.raises(ValueError, match='learning_rate=0'):
-    OuterOptions(learning_rate=0.0)
+  with pytest.raises(ValueError, match='gain=0'):
+    OuterOptions(gain=0.0)
   with pytest.raises(ValueError, match='momentum=1'):
     OuterOptions(momentum=1.0)
   with pytest.raises(ValueError, match="merge='median' must be one of"):

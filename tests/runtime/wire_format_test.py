@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from decoupled_diloco.ops.fragments import fragment
+from decoupled_diloco.protocol.schedule import ScheduleOptions
 from decoupled_diloco.runtime.wire_format import (
   WireOptions,
   apply_update,
@@ -20,6 +21,8 @@ SHAPES = {
   'a': jax.ShapeDtypeStruct((2, 3), jnp.bfloat16),
   'b': jax.ShapeDtypeStruct((4,), jnp.float32),
 }
+
+SCHEDULE = ScheduleOptions(sync_every=4, num_fragments=2)
 
 
 def test_the_options_name_the_codecs():
@@ -90,13 +93,18 @@ def test_the_digest_tells_what_differs():
     {'down_error_feedback': True},
     {'block_size': 128},
   ]
-  digests = [layout_digest(plan, base)]
+  digests = [layout_digest(plan, SCHEDULE, base)]
   for change in changes:
-    digests.append(layout_digest(plan, dataclasses.replace(base, **change)))
-  digests.append(layout_digest(fragment(SHAPES, num_fragments=1), base))
+    digests.append(
+      layout_digest(plan, SCHEDULE, dataclasses.replace(base, **change))
+    )
+  digests.append(
+    layout_digest(fragment(SHAPES, num_fragments=1), SCHEDULE, base)
+  )
   assert len(set(digests)) == len(changes) + 2
   # Another process finds the same.
-  again = layout_digest(fragment(SHAPES, num_fragments=2), base)
+  assert layout_digest(plan, ScheduleOptions(8, 2), base) not in digests
+  again = layout_digest(fragment(SHAPES, num_fragments=2), SCHEDULE, base)
   assert again == digests[0]
   assert {len(digest) for digest in digests} == {64}
   fields = {field.name for field in dataclasses.fields(WireOptions)}
