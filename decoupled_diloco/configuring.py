@@ -220,6 +220,7 @@ def options_of(
     )
   if learner is None and raw['role'] == 'learner':
     learner = raw['learner']
+  _section('membership', raw)  # Its numbers are used in the next messages.
   for name, changes in overrides.items():
     _check_override(name, changes, raw)
     if str(learner) == name:
@@ -287,7 +288,14 @@ def _decay(
       'which is 0: the learning rate decays over the rounds of the run. Set it '
       "beside the token budget, or use decay='constant'."
     )
-  return {'decay_steps': schedule.global_step_of(budget.rounds)}
+  steps = schedule.global_step_of(budget.rounds)
+  if steps <= inner['warmup_steps']:
+    raise ValueError(
+      f'config.budget.rounds={budget.rounds} makes {steps} inner steps, which '
+      f'must exceed config.inner.warmup_steps={inner["warmup_steps"]}; raise '
+      'the first or lower the second.'
+    )
+  return {'decay_steps': steps}
 
 
 def _section(

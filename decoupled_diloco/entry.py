@@ -32,6 +32,8 @@ def parse_flags(argv: list[str], usage: str) -> None:
     rest = flags.FLAGS(argv)
   except (flags.Error, AttributeError, KeyError, TypeError) as error:
     raise ValueError(str(error.args[0] if error.args else error)) from error
+  except (SyntaxError, ImportError) as error:
+    raise ValueError(f'The config file is no Python: {error}.') from error
   except OSError as error:
     raise ValueError(
       f'The config file cannot be read: {error}. Give the path of one, such as '

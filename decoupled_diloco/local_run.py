@@ -26,6 +26,8 @@ from decoupled_diloco.runtime.launch import Launcher
 
 _POLL_SECONDS = 0.2
 _METRICS_SECONDS = 1.0
+# The file that says whose folder it is, from the first moment on.
+_CLAIM = 'claimed'
 
 
 class Watcher:
@@ -132,6 +134,7 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
       launcher.run(watcher.poll)
     finally:
       watcher.close()
+      unclaim(workdir)
   result = roles.Result(**json.loads((workdir / 'result.json').read_text()))
   show_summary(watcher, result)
   return 0 if result.is_success else 1
@@ -197,7 +200,26 @@ def claim(options: RunOptions) -> None:
       f'config.workdir={workdir} holds a run already; choose another folder, '
       'or remove that one.'
     )
+  if (workdir / 'checkpoint').exists():
+    raise ValueError(
+      f'config.workdir={workdir} holds a checkpoint already, which the run '
+      'would have to replace; choose another folder.'
+    )
   workdir.mkdir(parents=True, exist_ok=True)
+  try:
+    (workdir / _CLAIM).touch(exist_ok=False)
+  except FileExistsError:
+    raise ValueError(
+      f'config.workdir={workdir} belongs to a run that is starting (or was '
+      f'killed while it did: then remove {workdir / _CLAIM}); choose another '
+      'folder.'
+    ) from None
+
+
+def unclaim(workdir: pathlib.Path) -> None:
+  """Gives the folder of a run back that never began."""
+  if not (workdir / 'events.jsonl').exists():
+    (workdir / _CLAIM).unlink(missing_ok=True)
 
 
 def _stop_on_signals(launcher: Launcher) -> None:
@@ -211,7 +233,7 @@ def _stop_on_signals(launcher: Launcher) -> None:
     seen.append(number)
     # Not print, which the handler may have interrupted.
     os.write(2, b'\nStopping in order; once more to stop at once.\n')
-    launcher.request_stop()
+    launcher.request_stop(number)
 
   signal.signal(signal.SIGINT, handle)
   signal.signal(signal.SIGTERM, handle)

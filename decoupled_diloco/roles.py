@@ -196,7 +196,13 @@ def set_up_syncer(options: RunOptions) -> SyncerSetup:
     record=tape.record,
     clock=_clock(),
   )
-  _write_whole(workdir / 'address', server.start())
+  try:
+    _write_whole(workdir / 'address', server.start())
+  except OSError:
+    # Nothing has begun: the folder stays fit for another attempt.
+    tape.close()
+    (workdir / 'events.jsonl').unlink()
+    raise
   return SyncerSetup(
     options=options,
     task=task,

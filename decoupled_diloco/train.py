@@ -16,6 +16,7 @@ only if the run met its budget and its parameters are finite, and 2 if it could
 not begin as it was asked to.
 """
 
+import pathlib
 import sys
 
 from absl import flags
@@ -57,7 +58,12 @@ def _serve(options: RunOptions) -> int:
   with entry.setting_up():
     if not _LAUNCHED.value:
       local_run.claim(options)
-    setup = roles.set_up_syncer(options)
+    try:
+      setup = roles.set_up_syncer(options)
+    except BaseException:
+      if not _LAUNCHED.value:
+        local_run.unclaim(pathlib.Path(options.workdir))
+      raise
   with entry.at_work():
     if _LAUNCHED.value:
       # Whoever has launched it reads the result.

@@ -98,11 +98,16 @@ class Discard:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Disconnect:
-  """Close a learner's connection."""
+  """Close a learner's connection.
+
+  Attributes:
+    is_final: it is superseded: tell it, with a `Rejection`, not to come back.
+  """
 
   learner: int
   incarnation: int
   reason: str
+  is_final: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

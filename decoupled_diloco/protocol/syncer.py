@@ -115,9 +115,16 @@ def _admit(
   state = contributions.reopen_gap(state, hello.learner, effects)
   former = state.members.get(hello.learner)
   if former and former.is_connected:
+    # A process that comes back itself says which incarnation it was.
+    is_another = hello.incarnation == 0
     effects.append(
       Disconnect(
-        hello.learner, former.incarnation, 'superseded by a newer connection'
+        hello.learner,
+        former.incarnation,
+        f'learner {hello.learner} was started again elsewhere'
+        if is_another
+        else 'superseded by a newer connection',
+        is_final=is_another,
       )
     )
   member = membership.admit(

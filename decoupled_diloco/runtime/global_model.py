@@ -10,6 +10,7 @@ fused multiply-add, and the syncer would hold other bits than its learners.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ class OuterOptions:
   merge: str = 'rda'
 
   def __post_init__(self):
+    if not math.isfinite(self.gain):
+      raise ValueError(f'gain={self.gain} must be finite; 2 to 3 is usual.')
     from_gain(self.gain, self.momentum, self.nesterov)
     check_rule(self.merge)
 

@@ -140,6 +140,7 @@ class Launcher:
     self._learners: dict[int, _Learner] = {}
     self._kills = list(options.kill)
     self._address = ''
+    self._is_stopping = False
 
   def run(self, on_poll: Callable[[], None], poll_seconds: float = 0.1) -> None:
     """Starts everything and returns when the run has ended well.
@@ -164,10 +165,15 @@ class Launcher:
     finally:
       self._end_all()
 
-  def request_stop(self) -> None:
-    """Asks the syncer to drain and end; may be called from a signal handler."""
+  def request_stop(self, number: int = signal.SIGTERM) -> None:
+    """Asks the syncer to drain and end; may be called from a signal handler.
+
+    Args:
+      number: the signal that it is to get.
+    """
+    self._is_stopping = True
     if self._syncer is not None:
-      _signal(self._syncer, signal.SIGTERM)
+      _signal(self._syncer, number)
 
   def kill_all(self) -> None:
     """Ends everything at once."""
@@ -230,10 +236,14 @@ class Launcher:
         continue
       if code == 0:
         learner.life = _Life.GONE
-      elif code == EXIT_USAGE:
+      elif code == EXIT_USAGE and not self._progress():
         raise LaunchError(
           f'learner {m}: {_last_line(self._log("learner", m))}', EXIT_USAGE
         )
+      elif code == EXIT_USAGE:
+        # The others do not suffer for it once the run has begun.
+        learner.life = _Life.GONE
+        self._tell(f'learner {m} is out: {_last_line(self._log("learner", m))}')
       elif learner.restarts >= self._options.max_restarts:
         learner.life = _Life.GONE
         self._tell(
@@ -277,12 +287,18 @@ class Launcher:
   def _wait_for_learners(
     self, on_poll: Callable[[], None], poll_seconds: float
   ) -> None:
-    deadline = time.monotonic() + self._options.stop_seconds
+    deadline = time.monotonic() + self._patience
     while time.monotonic() < deadline and any(
       learner.process.poll() is None for learner in self._learners.values()
     ):
       on_poll()
       time.sleep(poll_seconds)
+
+  @property
+  def _patience(self) -> float:
+    """How long processes may take to leave: less if somebody waits for it."""
+    seconds = self._options.stop_seconds
+    return seconds / 5 if self._is_stopping else seconds
 
   def _processes(self) -> list[subprocess.Popen]:
     processes = [learner.process for learner in self._learners.values()]
@@ -293,7 +309,7 @@ class Launcher:
   def _end_all(self) -> None:
     for process in self._processes():
       _signal(process, signal.SIGTERM)
-    deadline = time.monotonic() + self._options.stop_seconds
+    deadline = time.monotonic() + self._patience
     for process in self._processes():
       try:
         process.wait(max(deadline - time.monotonic(), 0.0))

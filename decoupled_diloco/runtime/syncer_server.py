@@ -242,6 +242,10 @@ class SyncerServer:
         route = self._routes.get(learner)
         if route and route.incarnation == incarnation:
           del self._routes[learner]
+          if effect.is_final:
+            self._endpoint.send(
+              route.peer, msg.Rejection(learner, effect.reason)
+            )
           self._endpoint.disconnect(route.peer, effect.reason)
       case fx.WakeAt(at=at):
         self._wake_at = at

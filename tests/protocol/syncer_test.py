@@ -49,6 +49,13 @@ def test_a_returning_learner_is_sent_only_what_it_lacks():
   assert not [e for e in effects if isinstance(e, fx.SendFragments)]
 
 
+def test_another_process_takes_over_for_good():
+  syncer = SyncerScript(M=2, joined=2)
+  effects = syncer.hello(1)
+  reason = 'learner 1 was started again elsewhere'
+  assert effects[0] == fx.Disconnect(1, 2, reason, is_final=True)
+
+
 def test_a_second_connection_takes_over():
   syncer = SyncerScript(M=2, joined=2)
   effects = syncer.hello(1, run_id='run', incarnation=2)
