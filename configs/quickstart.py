@@ -9,10 +9,10 @@ for accelerators of different speed that do not lend each other their cores. At
 40 % of the run learner 2 is killed with SIGKILL, started again, and contributes
 again.
 
-Expected, in two to three minutes on two cores: held-out loss of the global model
-from 6.1 to 1.41 ... 1.45 nats per byte (one learner alone reaches 1.48 in as
-many steps: scripts/single_learner.py), goodput about 0.9, yield about 0.7, 4.09
-bits per parameter and synchronisation up and 4.06 down.
+Expected, in two to three minutes on two cores: held-out loss of the global
+model from 6.1 to 1.41 ... 1.45 nats per byte (one learner alone reaches 1.48 in
+as many steps: scripts/single_learner.py), goodput about 0.9, yield about 0.7,
+4.09 bits per parameter and synchronisation up and 4.06 down.
 """
 
 from decoupled_diloco import configuring
