@@ -33,12 +33,12 @@ from decoupled_diloco.protocol.quorum import QuorumOptions
 from decoupled_diloco.protocol.schedule import ScheduleOptions
 from decoupled_diloco.protocol.syncer_state import BudgetOptions
 from decoupled_diloco.protocol.weights import StalenessOptions
-from decoupled_diloco.runtime.global_model import OuterOptions
 from decoupled_diloco.runtime.launch import LaunchOptions
 from decoupled_diloco.runtime.learner_loop import PaceOptions
-from decoupled_diloco.runtime.wire_format import WireOptions
+from decoupled_diloco.training.global_model import OuterOptions
 from decoupled_diloco.training.inner import InnerOptions
 from decoupled_diloco.training.mesh import MeshOptions
+from decoupled_diloco.training.wire_format import WireOptions
 from decoupled_diloco.transport.options import TransportOptions
 from decoupled_diloco.transport.security import SecurityOptions
 

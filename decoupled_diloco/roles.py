@@ -29,15 +29,16 @@ from decoupled_diloco.ops.outer import from_gain
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol.learner_state import LearnerOptions
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
-from decoupled_diloco.runtime.global_model import GlobalModel
+from decoupled_diloco.runtime.layout import layout_digest
 from decoupled_diloco.runtime.learner_loop import LearnerLoop, Record
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.runtime.syncer_server import SyncerServer
-from decoupled_diloco.runtime.wire_format import layout_digest, wire_format
 from decoupled_diloco.storage import snapshots
 from decoupled_diloco.training import evaluation, inner
+from decoupled_diloco.training.global_model import GlobalModel
 from decoupled_diloco.training.mesh import make_mesh
 from decoupled_diloco.training.step import TrainScan, make_train_scan
+from decoupled_diloco.training.wire_format import wire_format
 from decoupled_diloco.transport.grpc_endpoint import GrpcEndpoint
 from decoupled_diloco.transport.grpc_link import GrpcLink
 

@@ -28,13 +28,13 @@ from decoupled_diloco.ops.codecs import Codec
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.ops.merge import pseudo_gradient
 from decoupled_diloco.ops.pieces import Piece, named_leaves
-from decoupled_diloco.runtime.wire_format import (
+from decoupled_diloco.training.inner import NEVER
+from decoupled_diloco.training.step import Metrics, TrainScan, TrainState
+from decoupled_diloco.training.wire_format import (
   WireFormat,
   apply_update,
   wire_shapes,
 )
-from decoupled_diloco.training.inner import NEVER
-from decoupled_diloco.training.step import Metrics, TrainScan, TrainState
 
 Values = tuple[jax.Array, ...]
 Shardings = tuple[NamedSharding, ...]

@@ -17,7 +17,7 @@ from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.rounds import Stage
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions, SyncerState
-from decoupled_diloco.runtime.global_model import GlobalModel, Payload
+from decoupled_diloco.training.global_model import GlobalModel, Payload
 from decoupled_diloco.transport.base import Parcel, SyncerEndpoint
 
 Record = Callable[[ev.Event, Sequence[fx.Effect]], None]
@@ -277,7 +277,8 @@ class SyncerServer:
     }
 
     def work() -> ev.MergeDone:
-      merged = self._model.merge(merge.fragment, merge.shares, contributions)
+      weights = {share.learner: share.weight for share in merge.shares}
+      merged = self._model.merge(merge.fragment, weights, contributions)
       self._publications[merge.round] = merged.payload
       return ev.MergeDone(
         self._clock(), merge.round, len(merged.payload), merged.norm

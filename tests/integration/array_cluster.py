@@ -16,12 +16,12 @@ from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
-from decoupled_diloco.runtime.global_model import GlobalModel
 from decoupled_diloco.runtime.local_model import LocalModel, Staging
-from decoupled_diloco.runtime.wire_format import WireOptions, wire_format
 from decoupled_diloco.tasks import Task
+from decoupled_diloco.training.global_model import GlobalModel
 from decoupled_diloco.training.mesh import MeshOptions, make_mesh
 from decoupled_diloco.training.step import make_train_scan
+from decoupled_diloco.training.wire_format import WireOptions, wire_format
 from tests.protocol.cluster import Cluster
 
 OVERWRITE = AdoptOptions()
@@ -114,7 +114,9 @@ class ArrayCluster(Cluster):
           for share in effect.shares
         }
         self._updates[round_] = self.model.merge(
-          p, effect.shares, payloads
+          p,
+          {share.learner: share.weight for share in effect.shares},
+          payloads,
         ).payload
         self.history.append(self.global_params())
     super()._execute_for_syncer(effect)

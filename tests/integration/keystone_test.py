@@ -22,9 +22,9 @@ from decoupled_diloco.protocol.machine import replay
 from decoupled_diloco.protocol.membership import MembershipOptions
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
-from decoupled_diloco.runtime.global_model import GlobalModel
 from decoupled_diloco.runtime.syncer_server import SyncerServer
-from decoupled_diloco.runtime.wire_format import wire_format
+from decoupled_diloco.training.global_model import GlobalModel
+from decoupled_diloco.training.wire_format import wire_format
 from decoupled_diloco.transport.memory import MemoryNetwork
 from tests.integration.array_cluster import EXACT
 from tests.protocol.cluster import Cluster, syncer_options

@@ -24,7 +24,6 @@ from decoupled_diloco.protocol.machine import replay
 from decoupled_diloco.protocol.membership import MembershipOptions
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
-from decoupled_diloco.runtime.global_model import GlobalModel
 from decoupled_diloco.runtime.learner_loop import (
   LearnerLoop,
   PaceOptions,
@@ -32,9 +31,10 @@ from decoupled_diloco.runtime.learner_loop import (
 )
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.runtime.syncer_server import SyncerServer
-from decoupled_diloco.runtime.wire_format import WireOptions, wire_format
+from decoupled_diloco.training.global_model import GlobalModel
 from decoupled_diloco.training.mesh import MeshOptions, make_mesh
 from decoupled_diloco.training.step import TrainScan, make_train_scan
+from decoupled_diloco.training.wire_format import WireOptions, wire_format
 from decoupled_diloco.transport.grpc_endpoint import GrpcEndpoint
 from decoupled_diloco.transport.grpc_link import GrpcLink
 from decoupled_diloco.transport.memory import MemoryNetwork

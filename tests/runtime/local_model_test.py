@@ -22,17 +22,16 @@ from decoupled_diloco.ops.adopt import AdoptOptions
 from decoupled_diloco.ops.fragments import fragment
 from decoupled_diloco.ops.outer import outer_optimizer
 from decoupled_diloco.ops.pieces import named_leaves
-from decoupled_diloco.protocol.effects import Share
-from decoupled_diloco.runtime.global_model import GlobalModel
 from decoupled_diloco.runtime.local_model import LocalModel, Staging
-from decoupled_diloco.runtime.wire_format import (
+from decoupled_diloco.tasks import jax_task, language_model_task
+from decoupled_diloco.training.global_model import GlobalModel
+from decoupled_diloco.training.mesh import MeshOptions, make_mesh
+from decoupled_diloco.training.step import make_train_scan
+from decoupled_diloco.training.wire_format import (
   WireOptions,
   wire_format,
   wire_shapes,
 )
-from decoupled_diloco.tasks import jax_task, language_model_task
-from decoupled_diloco.training.mesh import MeshOptions, make_mesh
-from decoupled_diloco.training.step import make_train_scan
 
 K = 2
 PULL = 0.25
@@ -536,7 +535,7 @@ def test_learners_hold_the_bits_of_the_syncer(wire, mesh):
     p = round_ % 2
     model.train(BATCHES, 0)
     payload = model.fetch(model.capture(p, round_))
-    merged = syncer.merge(p, [Share(1, 1.0)], {1: payload})
+    merged = syncer.merge(p, {1: 1.0}, {1: payload})
     version = 2 + round_ // 2
     staging = model.stage(p, version, 'update', merged.payload)
     assert staging is Staging.STAGED
@@ -618,7 +617,7 @@ def transformer_run(mesh):
     tokens = rng.integers(0, 32, (K, 4, 9), np.int32)
     model.train({'tokens': tokens}, round_ * K)
     payload = model.fetch(model.capture(p, round_))
-    merged = syncer.merge(p, [Share(0, 1.0)], {0: payload})
+    merged = syncer.merge(p, {0: 1.0}, {0: payload})
     model.stage(p, version, 'update', merged.payload)
     _adopt(model, p, version, round_)
     assert_lie_alike(model)

@@ -15,9 +15,8 @@ from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.fragments import fragment
 from decoupled_diloco.ops.merge import merge_pieces
 from decoupled_diloco.ops.outer import fragment_outer, outer_optimizer
-from decoupled_diloco.protocol.effects import Share
-from decoupled_diloco.runtime.global_model import GlobalModel, OuterOptions
-from decoupled_diloco.runtime.wire_format import (
+from decoupled_diloco.training.global_model import GlobalModel, OuterOptions
+from decoupled_diloco.training.wire_format import (
   WireOptions,
   apply_update,
   wire_format,
@@ -87,7 +86,7 @@ def payload_of(delta, wire=EXACT) -> bytes:
 
 def merge_one(model, p: int, delta, wire=EXACT):
   """Merges the contribution of learner 0 alone."""
-  return model.merge(p, [Share(0, 1.0)], {0: payload_of(delta, wire)})
+  return model.merge(p, {0: 1.0}, {0: payload_of(delta, wire)})
 
 
 def received(codec, p: int, payload: bytes):
@@ -158,11 +157,11 @@ def test_many_rounds_are_those_of_optax():
   for round_ in range(40):
     p = round_ % P if round_ < 20 else 0
     deltas = [random_delta(p, 10 * round_ + m) for m in range(2)]
-    shares = [Share(0, 1.0), Share(3, 3.0)]
+    weights = {0: 1.0, 3: 3.0}
     model.merge(
       p,
-      shares,
-      {s.learner: payload_of(d) for s, d in zip(shares, deltas, strict=True)},
+      weights,
+      {m: payload_of(d) for m, d in zip(weights, deltas, strict=True)},
     )
     mean = jax.tree.map(lambda a, b: (a + 3 * b) / 4, *deltas)
     updates, states[p] = tx.update(mean, states[p])
@@ -180,8 +179,8 @@ def test_a_merge_is_that_of_the_ops(wire, merge):
   for p in range(P):
     before = value_of(model, p)
     given = {m: payload_of(random_delta(p, m), wire) for m in range(M)}
-    shares = [Share(m, 1.0 + m) for m in range(M)]
-    merged = model.merge(p, shares, given)
+    weights = {m: 1.0 + m for m in range(M)}
+    merged = model.merge(p, weights, given)
 
     @jax.jit
     def expect(encoded, before, weights, p=p):
@@ -236,12 +235,10 @@ def test_everybody_holds_the_same_bits(wire):
     if round_ == 6:
       joiner = [value_of(model, p, wire) for p in range(P)]
     for p in range(P):
-      shares = [Share(m, 1.0 + m) for m in range(M) if (round_ + m) % 3]
-      given = {
-        s.learner: random_delta(p, 9 * round_ + s.learner) for s in shares
-      }
+      weights = {m: 1.0 + m for m in range(M) if (round_ + m) % 3}
+      given = {m: random_delta(p, 9 * round_ + m) for m in weights}
       published = model.merge(
-        p, shares, {m: payload_of(delta) for m, delta in given.items()}
+        p, weights, {m: payload_of(delta) for m, delta in given.items()}
       ).payload
       encoded = received(formats.down, p, published)
       held[p] = plainly(held[p], encoded)
@@ -308,10 +305,10 @@ def test_absent_learners_do_not_matter():
   given = [payload_of(random_delta(0, m)) for m in range(2)]
   few, many, turned = (make_model(num_learners=n) for n in (2, M, M))
   for _ in range(3):
-    few.merge(0, [Share(0, 1.0), Share(1, 2.0)], dict(enumerate(given)))
-    shares = [Share(1, 1.0), Share(3, 2.0)]
-    many.merge(0, shares, {1: given[0], 3: given[1]})
-    turned.merge(0, shares[::-1], {1: given[0], 3: given[1]})
+    few.merge(0, {0: 1.0, 1: 2.0}, dict(enumerate(given)))
+    weights = {1: 1.0, 3: 2.0}
+    many.merge(0, weights, {1: given[0], 3: given[1]})
+    turned.merge(0, dict(reversed(weights.items())), {1: given[0], 3: given[1]})
   assert many.value_payload(0) == turned.value_payload(0)
   for got, want in zip(value_of(many, 0), value_of(few, 0), strict=True):
     np.testing.assert_allclose(got, want, rtol=1e-6)
@@ -343,14 +340,14 @@ def test_payloads_of_another_length_are_refused(wrong):
   with pytest.raises(ValueError, match=rf'expected \d+ bytes .* {len(wrong)};'):
     model.norm_of(0, wrong)
   with pytest.raises(ValueError, match='one codec, block size'):
-    model.merge(0, [Share(0, 1.0)], {0: wrong})
+    model.merge(0, {0: 1.0}, {0: wrong})
   assert model.value_payload(0) == before
   merge_one(model, 0, random_delta(0, 0))  # It is still of use.
 
 
 def test_a_merge_that_is_not_finite_ends_the_run():
   model = make_model()
-  with pytest.raises(FloatingPointError, match=r'fragment 1 .* snapshot'):
+  with pytest.raises(FloatingPointError, match=r'Fragment 1 .* snapshot'):
     merge_one(model, 1, tuple(jnp.full(s.shape, 1e38) for s in PLAN.shapes(1)))
   merge_one(model, 0, random_delta(0, 0))  # Others are untouched.
   assert all(np.all(np.isfinite(value)) for value in value_of(model, 0))
@@ -401,6 +398,13 @@ def test_parameters_stay_valid_after_further_merges():
   )
 
 
+def test_an_update_that_is_not_finite_ends_the_run():
+  """lr (1 + mu) delta = 1e38 * 1.9 * 5 exceeds 3.4e38; the delta does not."""
+  model = make_model(lr=1e38)
+  with pytest.raises(FloatingPointError, match='Fragment 1 is no longer'):
+    merge_one(model, 1, tuple(jnp.full(s.shape, 5.0) for s in PLAN.shapes(1)))
+
+
 def test_the_initial_parameters_are_copied():
   params = make_params()
   model = make_model(params=params)
@@ -425,8 +429,8 @@ def test_rounds_compile_nothing(wire):
       contributors = [m for m in range(M) if (round_ + 1) >> m & 1] or [0]
       for m in contributors:
         model.norm_of(p, given[p][m])
-      shares = [Share(m, 1.0 + round_) for m in contributors]
-      model.merge(p, shares, {m: given[p][m] for m in contributors})
+      weights = {m: 1.0 + round_ for m in contributors}
+      model.merge(p, weights, {m: given[p][m] for m in contributors})
       model.value_payload(p)
   assert found == []
 

@@ -1,8 +1,6 @@
 """In which form fragments travel, up and down; both ends must agree on it."""
 
 import dataclasses
-import hashlib
-import json
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +9,6 @@ import jax.numpy as jnp
 from decoupled_diloco.ops.array_types import PieceValues
 from decoupled_diloco.ops.codecs import Codec, codec
 from decoupled_diloco.ops.fragments import FragmentPlan
-from decoupled_diloco.protocol.schedule import ScheduleOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,19 +123,3 @@ def apply_update(
   return tuple(
     value + update for value, update in zip(values, updates, strict=True)
   )
-
-
-def layout_digest(
-  plan: FragmentPlan, schedule: ScheduleOptions, options: WireOptions
-) -> str:
-  """What must be equal at both ends for rounds and payloads to mean the same.
-
-  Returns:
-    Hexadecimal SHA-256 over the plan's digest, the schedule and the wire
-    options.
-  """
-  described = json.dumps(
-    [plan.digest, dataclasses.asdict(schedule), dataclasses.asdict(options)],
-    sort_keys=True,
-  )
-  return hashlib.sha256(described.encode()).hexdigest()

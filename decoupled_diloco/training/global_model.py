@@ -11,7 +11,7 @@ fused multiply-add, and the syncer would hold other bits than its learners.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +24,7 @@ from decoupled_diloco.ops.array_types import Params
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.ops.merge import check_rule
 from decoupled_diloco.ops.outer import fragment_outer, from_gain
-from decoupled_diloco.protocol.effects import Share
-from decoupled_diloco.runtime.wire_format import (
+from decoupled_diloco.training.wire_format import (
   WireFormat,
   apply_update,
   wire_shapes,
@@ -132,9 +131,10 @@ class GlobalModel:
       updates, outer_state, merged = outer_update(
         deltas, outer_state, values, weights
       )
+      is_finite = _is_finite(_add(values, updates))
       if wire.form == 'update':
         updates, residual = wire.down.encode(updates, residual)
-      return updates, _norm(merged), outer_state, residual
+      return updates, _norm(merged), is_finite, outer_state, residual
 
     return jax.jit(merge, donate_argnums=(3, 4))
 
@@ -180,32 +180,57 @@ class GlobalModel:
   def merge(
     self,
     fragment: int,
-    shares: Sequence[Share],
+    weights: Mapping[int, float],
     contributions: Mapping[int, Payload],
   ) -> Merged:
     """Merges contributions and applies the outer update.
 
     Args:
       fragment: which one.
-      shares: who is merged, with which weight.
+      weights: by learner, of those who are merged.
       contributions: payloads by learner.
 
     Raises:
       FloatingPointError: if the result is not finite; the fragment is then
         unusable, and the run has to go on from its last snapshot.
+      ValueError: if a payload has not the length of this fragment's.
     """
-    stacked, weights = self._stack(
-      {share.learner: share.weight for share in shares},
+    updates, norm = self.merge_encoded(
+      fragment,
+      weights,
       {
-        share.learner: self._contribution(
-          fragment, contributions[share.learner]
-        )
-        for share in shares
+        learner: self._contribution(fragment, contributions[learner])
+        for learner in weights
       },
     )
-    updates, norm, outer_state, residual = self._merges[fragment](
+    if self._wire.form == 'value':
+      return Merged(self.value_payload(fragment), norm)
+    return Merged(payloads.to_bytes(updates), norm)
+
+  def merge_encoded(
+    self,
+    fragment: int,
+    weights: Mapping[int, float],
+    encoded: Mapping[int, Any],
+  ) -> tuple[Any, float]:
+    """`merge` for contributions that are arrays already.
+
+    Args:
+      fragment: which one.
+      weights: by learner, of those who are merged.
+      encoded: by learner, what the codec `wire.up` made of the delta.
+
+    Returns:
+      What is published (encoded by `wire.down`, in the form 'update'), and the
+      Euclidean norm of the merged delta.
+
+    Raises:
+      FloatingPointError: as `merge` does.
+    """
+    stacked, learner_weights = self._stack(weights, encoded)
+    updates, norm, is_finite, outer_state, residual = self._merges[fragment](
       stacked,
-      weights,
+      learner_weights,
       self._values[fragment],
       self._outer_states[fragment],
       self._residuals[fragment],
@@ -213,15 +238,14 @@ class GlobalModel:
     self._outer_states[fragment] = outer_state
     self._residuals[fragment] = residual
     self._values[fragment] = self._apply(self._values[fragment], updates)
-    if not np.isfinite(norm):
+    if not (is_finite and np.isfinite(norm)):
       raise FloatingPointError(
-        f'The merged delta of fragment {fragment} has the norm {norm}, though '
-        'every contribution is finite: their values are near the limit of '
-        'float32. Lower the inner learning rate, and resume from a snapshot.'
+        f'Fragment {fragment} is no longer finite after a merged delta of norm '
+        f'{norm}, though every contribution is: values are near the limit of '
+        'float32. Lower the inner learning rate, or outer.gain, and resume '
+        'from a snapshot.'
       )
-    if self._wire.form == 'value':
-      return Merged(self.value_payload(fragment), float(norm))
-    return Merged(payloads.to_bytes(updates), float(norm))
+    return updates, float(norm)
 
   def _contribution(self, fragment: int, payload: Payload) -> Any:
     return payloads.from_bytes(self._wire.up, self._shapes[fragment], payload)
@@ -261,6 +285,11 @@ def _add(values, updates):
   return tuple(
     value + update for value, update in zip(values, updates, strict=True)
   )
+
+
+def _is_finite(values) -> jax.Array:
+  checks = [jnp.all(jnp.isfinite(value)) for value in values]
+  return jnp.all(jnp.stack(checks))
 
 
 def _norm(values) -> jax.Array:
