@@ -2,12 +2,16 @@
 
   scripts/run python scripts/benchmark_overhead.py
 
-In one process, pinned to one core, the same compiled scan trains on the same
-data in turn without a syncer (the bare scan: the limit) and as a learner of a
-syncer, which runs in a process of its own on another core. Printed is the ratio
-of the two rates, round by round, and its median. The config is that of the
-quickstart, or --config=...; its pace is ignored: the scan runs as fast as it
-can.
+In one process, pinned to one core, a learner of a syncer trains; the syncer
+runs in a process of its own on another core. Every few scans the learner is
+held at a scan boundary, and the same compiled scan trains on without a syncer
+(the bare scan: the limit). So both are measured within the same second, and
+what else the machine does meanwhile hits both alike. Printed are the seconds
+per scan and the ratio of the two rates, as medians over the pairs of windows.
+
+The config is that of the quickstart, whose steps take 6 ms, or --config=...;
+its pace is ignored: the scan runs as fast as it can. Scans of other lengths:
+--config.data.batch_size=8, --config.model.width=128, ...
 """
 
 import os
@@ -32,11 +36,10 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from decoupled_diloco import configuring, entry, roles
-from decoupled_diloco.protocol import events as ev
 
 _CONFIG = config_flags.DEFINE_config_file('config', 'configs/quickstart.py')
-_SCANS = flags.DEFINE_integer('scans', 60, 'Scans per measurement.')
-_ROUNDS = flags.DEFINE_integer('rounds', 7, 'Measurements of either kind.')
+_SECONDS = flags.DEFINE_float('seconds', 1.0, 'Length of a window.')
+_PAIRS = flags.DEFINE_integer('pairs', 40, 'Pairs of windows.')
 _SERVE = flags.DEFINE_string('serve', '', 'Internal: be the syncer there.')
 
 
@@ -82,42 +85,116 @@ def _syncer(workdir: str):
     process.wait()
 
 
-def _bare_seconds(setup: roles.LearnerSetup, num_scans: int) -> float:
-  """Seconds per scan of the training loop alone, data included."""
+class _Turns:
+  """Two threads take turns; each waits for its own."""
+
+  def __init__(self):
+    self._changed = threading.Condition()
+    self._is_learners = False
+    self.is_over = False
+
+  def take(self, is_learner: bool) -> None:
+    with self._changed:
+      self._changed.wait_for(
+        lambda: self._is_learners == is_learner or self.is_over
+      )
+
+  def pass_on(self) -> None:
+    with self._changed:
+      self._is_learners = not self._is_learners
+      self._changed.notify_all()
+
+  def end(self) -> None:
+    with self._changed:
+      self.is_over = True
+      self._changed.notify_all()
+
+
+class _Windows:
+  """Batches whose reader is held after each window of scans.
+
+  The first scan of a window brings everything into the caches again, and is
+  not counted.
+  """
+
+  def __init__(self, batches, turns: _Turns, scans: int, is_learner: bool):
+    self._batches = batches
+    self._turns = turns
+    self._scans = scans
+    self._is_learner = is_learner
+    self._left = 0
+    self._began = 0.0
+    self.seconds_per_scan: list[float] = []
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    if self._left == 0:
+      if self._began:
+        elapsed = time.perf_counter() - self._began
+        self.seconds_per_scan.append(elapsed / self._scans)
+        self._turns.pass_on()
+      self._turns.take(self._is_learner)
+      self._left = self._scans + 1
+    if self._left == self._scans:
+      self._began = time.perf_counter()
+    self._left -= 1
+    return next(self._batches)
+
+  def close(self) -> None:
+    self._batches.close()
+
+
+def _train_bare(setup: roles.LearnerSetup, windows: _Windows, turns) -> None:
+  """The training loop alone, data included."""
   state = setup.trainer.init_state(jax.random.key(0))
-  batches = setup.open_batches(0)
-  try:
-    for scan in range(num_scans + 1):
-      if scan == 1:  # The first brings everything into the caches.
-        began = time.perf_counter()
-      state, metrics = setup.trainer.scan(state, next(batches), 0)
-      float(metrics['loss'])
-    return (time.perf_counter() - began) / num_scans
-  finally:
-    batches.close()
+  while not turns.is_over:
+    state, metrics = setup.trainer.scan(state, next(windows), 0)
+    float(metrics['loss'])
 
 
-def _synced_seconds(setup: roles.LearnerSetup, num_scans: int) -> float:
-  """Seconds per scan as a learner, from scan boundary to scan boundary."""
-  ends: list[float] = []
-  enough = threading.Event()
+def _measure(setup: roles.LearnerSetup, scans: int, pairs: int):
+  """Seconds per scan, bare and as a learner, window by window."""
+  turns = _Turns()
+  bare = _Windows(setup.open_batches(0), turns, scans, False)
+  learners: list[_Windows] = []
 
-  def record(event: ev.Event, effects: object) -> None:
-    del effects
-    if isinstance(event, ev.ScanEnded):
-      ends.append(time.perf_counter())
-      if len(ends) > num_scans + 5:
-        enough.set()
+  def open_batches(position: int) -> _Windows:
+    learners.append(_Windows(setup.open_batches(position), turns, scans, True))
+    return learners[-1]
 
-  loop = setup.loop(record=record, tell=lambda text: None)
-  stopper = threading.Thread(
-    target=lambda: (enough.wait(), loop.request_stop('measured'))
+  loop = dataclasses.replace(setup, open_batches=open_batches).loop(
+    record=lambda event, effects: None, tell=lambda text: None
   )
-  stopper.start()
+
+  def train_bare():
+    _train_bare(setup, bare, turns)
+
+  beside = threading.Thread(target=train_bare)
+
+  def finish():
+    while not learners or len(learners[0].seconds_per_scan) < pairs + 1:
+      if not beside.is_alive():
+        break
+      time.sleep(0.2)
+    loop.request_stop('measured')
+    turns.end()
+
+  watcher = threading.Thread(target=finish)
+  beside.start()
+  watcher.start()
   loop.run(setup.example)
-  stopper.join()
-  ends = ends[5:]  # The first rounds compile what the syncer needs.
-  return (ends[-1] - ends[0]) / (len(ends) - 1)
+  beside.join()
+  watcher.join()
+  bare.close()
+  # The first windows still compile what the syncer needs.
+  return [
+    (alone, synced)
+    for alone, synced in zip(
+      bare.seconds_per_scan[1:], learners[0].seconds_per_scan[1:], strict=False
+    )
+  ]
 
 
 def main(argv: list[str]) -> None:
@@ -134,22 +211,37 @@ def main(argv: list[str]) -> None:
     setup = roles.set_up_learner(options)
     setup.trainer.compile(setup.example)
     steps = options.schedule.steps_per_scan
-    print(f'{plan_line(setup)}; {_SCANS.value} scans of {steps} steps each')
-    print('bare scan   learner   ratio of tokens/s')
-    ratios = []
-    for _ in range(_ROUNDS.value):
-      bare = _bare_seconds(setup, _SCANS.value)
-      synced = _synced_seconds(setup, _SCANS.value)
-      ratios.append(bare / synced)
-      print(
-        f'{bare * 1e3:6.1f} ms {synced * 1e3:6.1f} ms   {ratios[-1]:.3f}',
-        flush=True,
-      )
+    scans = max(2, round(_SECONDS.value / _scan_seconds(setup)))
     print(
-      f'median ratio {statistics.median(ratios):.3f} '
-      f'(lowest {min(ratios):.3f}, highest {max(ratios):.3f}): '
-      f'{1 - statistics.median(ratios):.1%} lost to synchronisation'
+      f'{plan_line(setup)}; {_PAIRS.value} pairs of windows of {scans} scans '
+      f'of {steps} steps',
+      flush=True,
     )
+    pairs = _measure(setup, scans, _PAIRS.value)
+    ratios = sorted(bare / synced for bare, synced in pairs)
+    bare, synced = (
+      1e3 * statistics.median(column) for column in zip(*pairs, strict=True)
+    )
+    lower, median, upper = statistics.quantiles(ratios, n=4)
+    print(
+      f'bare scan {bare:.1f} ms, as a learner {synced:.1f} ms; ratio of '
+      f'tokens/s {median:.3f} (quartiles {lower:.3f} and {upper:.3f}): '
+      f'{1 - median:.1%} lost to synchronisation'
+    )
+
+
+def _scan_seconds(setup: roles.LearnerSetup) -> float:
+  """Roughly, of a bare scan."""
+  state = setup.trainer.init_state(jax.random.key(0))
+  batches = setup.open_batches(0)
+  seconds = []
+  for _ in range(8):
+    began = time.perf_counter()
+    state, metrics = setup.trainer.scan(state, next(batches), 0)
+    float(metrics['loss'])
+    seconds.append(time.perf_counter() - began)
+  batches.close()
+  return statistics.median(seconds)
 
 
 def plan_line(setup: roles.LearnerSetup) -> str:

@@ -7,6 +7,8 @@ checked exactly, its integrity by the transport's checksum.
 """
 
 import math
+import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,14 +45,7 @@ def payload_spec(codec: Codec, shapes: ShapeTree) -> tuple[PieceLayout, ...]:
     codec: the wire format.
     shapes: pytree of arrays or shapes, e.g. `plan.shapes(p)`.
   """
-  layouts = []
-  offset = 0
-  for shape in jax.tree.leaves(shapes):
-    num_codes, dtype, num_scales = codec.wire_layout(math.prod(shape.shape))
-    codes_nbytes = num_codes * np.dtype(dtype).itemsize
-    layouts.append(PieceLayout(offset, codes_nbytes, num_scales))
-    offset += layouts[-1].nbytes
-  return tuple(layouts)
+  return tuple(layout for layout, _ in _layouts(codec, jax.tree.leaves(shapes)))
 
 
 def encoded_nbytes(codec: Codec, shapes: ShapeTree) -> int:
@@ -60,10 +55,15 @@ def encoded_nbytes(codec: Codec, shapes: ShapeTree) -> int:
 
 def to_bytes(encoded: Any) -> bytes:
   """The payload of a pytree of `Encoded`, fetched from the device at once."""
-  parts = []
-  for piece in jax.tree.leaves(jax.device_get(encoded), is_leaf=is_encoded):
-    parts += [_little_endian(piece.codes), _little_endian(piece.scales)]
-  return b''.join(parts)
+  arrays = []
+  for piece in jax.tree.leaves(encoded, is_leaf=is_encoded):
+    arrays += [piece.codes, piece.scales]
+  for array in arrays:
+    # All copies are on their way before the first is waited for. (A CPU's
+    # arrays need none, and with many small ones it is this that takes time.)
+    if isinstance(array, jax.Array) and not _is_on_cpu(array):
+      array.copy_to_host_async()
+  return b''.join([_little_endian(np.asarray(array)) for array in arrays])
 
 
 def from_bytes(
@@ -83,18 +83,17 @@ def from_bytes(
     ValueError: the payload does not have the length of this layout.
   """
   view = memoryview(data).cast('B')
-  layouts = payload_spec(codec, shapes)
-  expected = sum(layout.nbytes for layout in layouts)
+  leaves, structure = jax.tree.flatten(shapes)
+  layouts = _layouts(codec, leaves)
+  expected = sum(layout.nbytes for layout, _ in layouts)
   if view.nbytes != expected:
     raise ValueError(
       f'Payload: expected {expected} bytes for codec {codec.name} and this '
       f'layout of {len(layouts)} pieces, got {view.nbytes}; sender and '
       'receiver must use one codec, block size and fragment plan.'
     )
-  leaves, structure = jax.tree.flatten(shapes)
   pieces = []
-  for shape, layout in zip(leaves, layouts, strict=True):
-    _, dtype, _ = codec.wire_layout(math.prod(shape.shape))
+  for shape, (layout, dtype) in zip(leaves, layouts, strict=True):
     middle = layout.offset + layout.codes_nbytes
     pieces.append(
       Encoded(
@@ -109,19 +108,32 @@ def from_bytes(
   return structure.unflatten(pieces)
 
 
-def _unsigned(dtype: Any) -> np.dtype:
-  """The little-endian integer of the same width."""
-  return np.dtype(f'<u{np.dtype(dtype).itemsize}')
+def _layouts(
+  codec: Codec, leaves: Sequence[Any]
+) -> list[tuple[PieceLayout, np.dtype]]:
+  """Where each piece lies, and the dtype of its codes."""
+  layouts = []
+  offset = 0
+  for shape in leaves:
+    num_codes, dtype, num_scales = codec.wire_layout(math.prod(shape.shape))
+    dtype = np.dtype(dtype)
+    layout = PieceLayout(offset, num_codes * dtype.itemsize, num_scales)
+    layouts.append((layout, dtype))
+    offset += layout.nbytes
+  return layouts
+
+
+def _is_on_cpu(array: jax.Array) -> bool:
+  return next(iter(array.sharding.device_set)).platform == 'cpu'
 
 
 def _little_endian(array: np.ndarray) -> memoryview:
   """The bytes of a flat array; no copy on little-endian hosts."""
-  wire = _unsigned(array.dtype)
-  array = np.ascontiguousarray(array).view(wire.newbyteorder('='))
-  return array.astype(wire, copy=False).view(np.uint8).data
+  if sys.byteorder == 'big' and array.itemsize > 1:
+    array = array.byteswap()
+  return np.ascontiguousarray(array).view(np.uint8).data
 
 
 def _from_little_endian(view: memoryview, dtype: Any) -> np.ndarray:
-  wire = _unsigned(dtype)
-  array = np.frombuffer(view, wire)
-  return array.astype(wire.newbyteorder('='), copy=False).view(dtype)
+  array = np.frombuffer(view, dtype)
+  return array.byteswap() if sys.byteorder == 'big' else array

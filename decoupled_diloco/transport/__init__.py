@@ -1,9 +1,8 @@
 """Bytes between learners and the syncer.
 
 `base` names what a transport does, `memory` and `grpc_link`/`grpc_endpoint` do
-it. Everything between is shared by both: what a frame is (`wire`), which frame
-goes next (`scheduler`), and what comes of the frames that arrive
-(`reassembler`).
+it. Everything between is shared by both: what a frame is (`wire`), which frames
+go next (`scheduler`), and what comes of those that arrive (`reassembler`).
 """
 
 import os

@@ -94,17 +94,17 @@ class LearnerLink(Protocol):
 
   @property
   def bytes_sent(self) -> int:
-    """Bytes of all frames sent, over all connections."""
+    """Bytes of all packets sent, over all connections."""
     ...
 
   @property
   def bytes_received(self) -> int:
-    """Bytes of all frames received, over all connections."""
+    """Bytes of all packets received, over all connections."""
     ...
 
 
 class PeerBytes(NamedTuple):
-  """Bytes of all frames of one peer, framing included."""
+  """Bytes of all packets of one peer, framing included."""
 
   sent: int
   received: int

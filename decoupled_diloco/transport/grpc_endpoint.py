@@ -203,7 +203,7 @@ class GrpcEndpoint:
     context.send_initial_metadata((grpc_settings.GREETING,))
     if not context.add_callback(lambda: stream.fail(LOST)):
       stream.fail(LOST)
-    yield from stream.frames()
+    yield from stream.packets()
     context.set_code(grpc.StatusCode.ABORTED)
     context.set_details(stream.reason)
 

@@ -35,7 +35,7 @@ _OUR_CODES = (
 class GrpcLink:
   """A `LearnerLink`: one bidirectional gRPC stream, made again when it breaks.
 
-  One thread connects and reads; gRPC has one that takes the frames to send.
+  One thread connects and reads; gRPC has one that takes the packets to send.
 
   Args:
     address: host:port of the syncer.
@@ -188,7 +188,7 @@ class GrpcLink:
     timer.daemon = True
     timer.start()
     call = channel.stream_stream(grpc_settings.METHOD_PATH)(
-      stream.frames(), metadata=self._security.call_metadata()
+      stream.packets(), metadata=self._security.call_metadata()
     )
     # The stream may have failed while there was no call to cancel yet.
     if stream.is_ending:

@@ -2,7 +2,7 @@
 
 from decoupled_diloco.transport import wire_pb2
 from decoupled_diloco.transport.options import (
-  MAX_FRAME_BYTES,
+  MAX_PACKET_BYTES,
   TransportOptions,
 )
 
@@ -12,8 +12,8 @@ METHOD = _SERVICE.methods_by_name['Exchange'].name
 METHOD_PATH = f'/{SERVICE}/{METHOD}'
 
 # The syncer shows this when it takes a connection: it is our server, and our
-# kind of frames.
-GREETING = ('decoupled-diloco-wire', '1')
+# kind of packets.
+GREETING = ('decoupled-diloco-wire', '2')
 
 Arguments = list[tuple[str, int | str]]
 
@@ -21,8 +21,8 @@ Arguments = list[tuple[str, int | str]]
 def _common_arguments(options: TransportOptions) -> Arguments:
   ping_timeout = round(1000 * options.ping_timeout_seconds)
   return [
-    ('grpc.max_receive_message_length', MAX_FRAME_BYTES),
-    ('grpc.max_send_message_length', MAX_FRAME_BYTES),
+    ('grpc.max_receive_message_length', MAX_PACKET_BYTES),
+    ('grpc.max_send_message_length', MAX_PACKET_BYTES),
     ('grpc.keepalive_time_ms', round(1000 * options.keepalive_seconds)),
     ('grpc.keepalive_timeout_ms', ping_timeout),
     # Without it, a ping may take a minute whatever the line above says.

@@ -1,6 +1,6 @@
 """A transport inside one process, delivered step by step, with faults to order.
 
-The frames are those of the real transport, and so is everything that makes and
+The packets are those of the real transport, and so is everything that makes and
 reads them; only the network is missing. Nothing happens by itself: what is sent
 arrives when `deliver` is called, in an order that depends on nothing else.
 """
@@ -22,7 +22,7 @@ from decoupled_diloco.transport.stream import (
 from decoupled_diloco.transport.wire import (
   ChunkFrame,
   WireError,
-  decode_frame,
+  decode_packet,
   encode_frame,
 )
 
@@ -57,17 +57,17 @@ class MemoryNetwork:
     self._links.append(link)
     return link
 
-  def deliver(self, max_frames: int | None = None) -> int:
+  def deliver(self, max_packets: int | None = None) -> int:
     """Delivers what has been sent, and what is sent because of it.
 
     The links take turns, in the order in which they were made: each connects,
-    or moves one frame up and one down.
+    or moves one packet up and one down.
 
     Args:
-      max_frames: stop after so many, and leave the rest for later.
+      max_packets: stop after so many, and leave the rest for later.
 
     Returns:
-      How many frames arrived. 0 within a callback, or while another thread
+      How many packets arrived. 0 within a callback, or while another thread
       delivers: whoever delivers already goes on with it.
     """
     with self._lock:
@@ -75,24 +75,24 @@ class MemoryNetwork:
       if self._is_delivering:
         return 0
       self._is_delivering = True
-    num_frames = 0
+    num_packets = 0
     try:
-      while max_frames is None or num_frames < max_frames:
+      while max_packets is None or num_packets < max_packets:
         with self._lock:
           self._has_news = False
         moved = False
         for link in tuple(self._links):
           for upwards in (True, False):
-            if max_frames is None or num_frames < max_frames:
+            if max_packets is None or num_packets < max_packets:
               arrived = self._move(link, upwards)
-              num_frames += arrived
+              num_packets += arrived
               moved |= arrived
           moved |= self._connect(link) or self._notice(link)
         with self._lock:
           if not moved and not self._has_news:
             self._is_delivering = False
-            return num_frames
-      return num_frames
+            return num_packets
+      return num_packets
     finally:
       with self._lock:
         self._is_delivering = False
@@ -167,7 +167,7 @@ class MemoryNetwork:
     return True
 
   def _move(self, link: MemoryLink, upwards: bool) -> bool:
-    """Moves a frame, if there is one and it may pass."""
+    """Moves a packet, if there is one and it may pass."""
     connection = link.connection
     if connection is None or link.is_partitioned:
       return False
@@ -177,17 +177,17 @@ class MemoryNetwork:
       source, target = connection.syncer, connection.learner
       if link.inbox.is_full:
         return False
-    frame = source.next_frame()
-    if frame is None:
+    packet = source.next_packet()
+    if packet is None:
       if source.is_ending:
-        # The frames are all there, so now the other side notices the end.
+        # All packets are there, so now the other side notices the end.
         target.fail(source.reason)
         source.fail(source.reason)
       return False
     if link.corrupts_next:
-      link.corrupts_next, frame = _corrupt(frame)
+      link.corrupts_next, packet = _corrupt(packet)
     try:
-      for parcel in target.feed(frame):
+      for parcel in target.feed(packet):
         if target.is_ending:
           target.settle(parcel)
         elif upwards:
@@ -231,11 +231,13 @@ def _has_ended(stream: FrameStream, is_partitioned: bool) -> bool:
   return stream.has_failed or (stream.is_ending and is_partitioned)
 
 
-def _corrupt(frame: bytes) -> tuple[bool, bytes]:
-  """Flips a bit if it is a chunk; and whether this is still to be done."""
-  chunk = decode_frame(frame)
-  if not isinstance(chunk, ChunkFrame):
-    return True, frame
-  data = bytearray(chunk.data)
-  data[len(data) // 2] ^= 1
-  return False, encode_frame(ChunkFrame(chunk.payload_id, bytes(data)))
+def _corrupt(packet: bytes) -> tuple[bool, bytes]:
+  """Flips a bit of its first chunk; and whether this is still to be done."""
+  frames = [frame for frame, _ in decode_packet(packet)]
+  for position, frame in enumerate(frames):
+    if isinstance(frame, ChunkFrame):
+      data = bytearray(frame.data)
+      data[len(data) // 2] ^= 1
+      frames[position] = frame._replace(data=bytes(data))
+      return False, b''.join(map(encode_frame, frames))
+  return True, packet

@@ -2,11 +2,12 @@
 
 import dataclasses
 
-# A frame is one gRPC message: this much, gRPC's own default, is accepted from
+# A packet is one gRPC message: this much, gRPC's own default, is accepted from
 # any peer however it is configured.
-MAX_FRAME_BYTES = 4 << 20
-# What protobuf puts around the data of a chunk, at most.
-_CHUNK_OVERHEAD_BYTES = 64
+MAX_PACKET_BYTES = 4 << 20
+# What is around the data of a chunk in a packet, and an acknowledgement with
+# it, at most.
+CHUNK_OVERHEAD_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,20 +21,25 @@ class TransportOptions:
   1. `backoff_initial_seconds`: pause before the first attempt to reconnect; it
      doubles with every failed one up to `backoff_maximum_seconds`. A random
      part of each pause, up to `backoff_jitter` of it, is left out.
-  2. `bulk_delay_seconds`: how long payload bytes should be on their way at
+  2. `acknowledge_seconds`: how long the acknowledgement of a small payload
+     waits for a packet to travel in, before it gets one of its own.
+  3. `bulk_delay_seconds`: how long payload bytes should be on their way at
      most, and with them a heartbeat that is sent behind them. On a slow link,
      fewer bytes are sent ahead until this holds.
-  3. `disconnect_seconds`: how long the last control messages to a peer that is
+  4. `disconnect_seconds`: how long the last control messages to a peer that is
      being disconnected, such as a rejection, may take.
-  4. `connect_seconds`: how long an attempt to connect may take.
-  5. `keepalive_seconds` + `ping_timeout_seconds`: a peer of which nothing is
+  5. `connect_seconds`: how long an attempt to connect may take.
+  6. `keepalive_seconds` + `ping_timeout_seconds`: a peer of which nothing is
      heard for the first is asked for a sign of life, and is lost after the
      second: a partition, a stopped process or a dead host is noticed then. (A
      process that dies is noticed at once.)
-  6. `stall_seconds`: a peer that answers pings but takes no payload bytes,
+  7. `stall_seconds`: a peer that answers pings but takes no payload bytes,
      though some are on their way, is disconnected.
 
   Attributes:
+    packet_bytes: what is due at the same time shares a packet of at most so
+      many bytes, so that small payloads cost one packet; a larger frame has a
+      packet to itself. (An acknowledgement travels with any.)
     chunk_bytes: payload bytes per frame; a control message waits behind one.
     window_bytes: payload bytes on their way, unacknowledged, at most; for full
       speed at least the link's rate times its round-trip time.
@@ -47,6 +53,7 @@ class TransportOptions:
       before no more are let in.
   """
 
+  packet_bytes: int = 64 << 10
   chunk_bytes: int = 512 << 10
   window_bytes: int = 64 << 20
   max_payload_bytes: int = 8 << 30
@@ -58,6 +65,7 @@ class TransportOptions:
   backoff_initial_seconds: float = 0.2
   backoff_maximum_seconds: float = 10.0
   backoff_jitter: float = 0.5
+  acknowledge_seconds: float = 0.05
   bulk_delay_seconds: float = 1.0
   disconnect_seconds: float = 2.0
   connect_seconds: float = 10.0
@@ -67,6 +75,7 @@ class TransportOptions:
 
   def __post_init__(self):
     for name in (
+      'packet_bytes',
       'chunk_bytes',
       'max_payload_bytes',
       'max_message_bytes',
@@ -80,12 +89,12 @@ class TransportOptions:
           f'{name}={getattr(self, name)} must be at least 1; the default is '
           f'{type(self).__dataclass_fields__[name].default}.'
         )
-    for name in ('chunk_bytes', 'max_message_bytes'):
-      limit = MAX_FRAME_BYTES - _CHUNK_OVERHEAD_BYTES
+    limit = MAX_PACKET_BYTES - CHUNK_OVERHEAD_BYTES
+    for name in ('packet_bytes', 'chunk_bytes', 'max_message_bytes'):
       if getattr(self, name) > limit:
         raise ValueError(
-          f'{name}={getattr(self, name)} must fit a frame of {MAX_FRAME_BYTES} '
-          f'bytes; at most {limit}.'
+          f'{name}={getattr(self, name)} must fit a packet of '
+          f'{MAX_PACKET_BYTES} bytes; at most {limit}.'
         )
     if self.window_bytes < 2 * self.chunk_bytes:
       raise ValueError(
@@ -98,9 +107,11 @@ class TransportOptions:
         f'backoff_jitter={self.backoff_jitter} must be between 0 and 1.'
       )
     self._check_order('backoff_initial_seconds', 'backoff_maximum_seconds')
+    self._check_order('acknowledge_seconds', 'bulk_delay_seconds')
     self._check_order('bulk_delay_seconds', 'stall_seconds')
     for name in (
       'backoff_initial_seconds',
+      'acknowledge_seconds',
       'bulk_delay_seconds',
       'disconnect_seconds',
       'connect_seconds',

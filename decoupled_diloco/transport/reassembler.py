@@ -6,7 +6,7 @@ import xxhash
 
 from decoupled_diloco.transport.base import Parcel
 from decoupled_diloco.transport.options import (
-  MAX_FRAME_BYTES,
+  MAX_PACKET_BYTES,
   TransportOptions,
 )
 from decoupled_diloco.transport.wire import (
@@ -52,9 +52,9 @@ class Reassembler:
     Raises:
       WireError: if the frame is against the rules. Nothing may follow it.
     """
-    if wire_bytes > MAX_FRAME_BYTES:
+    if wire_bytes > MAX_PACKET_BYTES:
       raise WireError(
-        f'A frame of {wire_bytes} bytes is larger than {MAX_FRAME_BYTES}.'
+        f'A frame of {wire_bytes} bytes is larger than {MAX_PACKET_BYTES}.'
       )
     if isinstance(frame, ChunkFrame):
       return self._chunk(frame, wire_bytes)

@@ -1,4 +1,4 @@
-"""Which frame goes next: acknowledgements, control, then payloads in chunks."""
+"""Which frames go next: acknowledgements, control, then payloads in chunks."""
 
 import collections
 import dataclasses
@@ -7,7 +7,10 @@ import xxhash
 
 from decoupled_diloco.protocol.messages import Message
 from decoupled_diloco.transport.base import Payload
-from decoupled_diloco.transport.options import TransportOptions
+from decoupled_diloco.transport.options import (
+  CHUNK_OVERHEAD_BYTES,
+  TransportOptions,
+)
 from decoupled_diloco.transport.window import CreditWindow
 from decoupled_diloco.transport.wire import (
   AcknowledgementFrame,
@@ -21,6 +24,7 @@ from decoupled_diloco.transport.wire import (
 class _Bulk:
   message: Message
   payload: memoryview
+  envelope_bytes: int
   payload_id: int = 0
   sent: int = 0
 
@@ -56,7 +60,7 @@ class FrameScheduler:
   Control messages wait only for chunks that are on their way. Of the payloads,
   one is sent at a time, in chunks as far as the credit window allows. None is
   begun before the window has room for its first chunk, so what cannot be sent
-  can still be dropped.
+  can still be dropped. What is small and due travels in one packet.
   """
 
   def __init__(self, options: TransportOptions, bulk_queue: int):
@@ -69,7 +73,8 @@ class FrameScheduler:
     self._unacknowledged: collections.deque[tuple[int, Message]] = (
       collections.deque()
     )
-    self._acknowledgement: int | None = None
+    self._received = 0
+    self._acknowledged = 0
     self._last_id = 0
     self.window = CreditWindow(
       options.chunk_bytes, options.window_bytes, options.bulk_delay_seconds
@@ -79,6 +84,11 @@ class FrameScheduler:
   def num_unsent(self) -> int:
     """Payloads waiting, without the one that is being sent."""
     return len(self._unsent)
+
+  @property
+  def has_bulk(self) -> bool:
+    """Whether there is any of a payload to be sent, now or later."""
+    return self._current is not None or bool(self._unsent)
 
   @property
   def is_bulk_full(self) -> bool:
@@ -92,12 +102,20 @@ class FrameScheduler:
     self._control.append(frame)
     return True
 
-  def queue_bulk(self, message: Message, payload: Payload) -> bool:
-    """Queues a message with a payload; False if too many are queued."""
+  def queue_bulk(
+    self, message: Message, payload: Payload, envelope_bytes: int
+  ) -> bool:
+    """Queues a message with a payload; False if too many are queued.
+
+    Args:
+      message: the message.
+      payload: the payload.
+      envelope_bytes: what the message takes at most as a frame.
+    """
     if self.is_bulk_full:
       return False
     view = memoryview(payload).cast('B').toreadonly()
-    self._unsent.append(_Bulk(message, view))
+    self._unsent.append(_Bulk(message, view, envelope_bytes))
     return True
 
   def drop_oldest(self) -> Message | None:
@@ -115,9 +133,16 @@ class FrameScheduler:
     self._unsent.clear()
     return tuple(messages)
 
-  def acknowledge(self, received_bytes: int):
-    """Lets the other side know how many bytes are taken in."""
-    self._acknowledgement = received_bytes
+  def acknowledge(self, received_bytes: int) -> bool:
+    """Lets the other side know how many bytes are taken in.
+
+    Returns:
+      Whether that may not wait for a packet to travel in. The other side's
+      window holds two chunks at least, so with less than one unacknowledged it
+      has room for another, and nothing waits for this.
+    """
+    self._received = received_bytes
+    return self._is_urgent
 
   def on_acknowledged(self, received_bytes: int, now: float):
     """The other side lets us know how many bytes it has taken in.
@@ -129,37 +154,64 @@ class FrameScheduler:
     while self._unacknowledged and self._unacknowledged[0][0] <= received_bytes:
       self._unacknowledged.popleft()
 
-  def next_frame(self, now: float) -> bytes | Piece | None:
-    """The next frame to send, or None while there is nothing that may go."""
-    if self._acknowledgement is not None:
-      frame = encode_frame(AcknowledgementFrame(self._acknowledgement))
-      self._acknowledgement = None
-      return frame
+  def next_packet(
+    self, now: float, *, may_be_bare: bool
+  ) -> tuple[bytes | Piece, ...]:
+    """The frames that go next, in one packet; none while none may go.
+
+    Args:
+      now: the time.
+      may_be_bare: whether an acknowledgement that is not urgent may go without
+        other frames.
+    """
+    frames: list[bytes | Piece] = []
+    room = self._options.packet_bytes
+    while (size := self._next_size()) and (size <= room or not frames):
+      room -= size
+      frames.append(self._next_frame(now))
+    if self._received > self._acknowledged and (
+      frames or may_be_bare or self._is_urgent
+    ):
+      self._acknowledged = self._received
+      frames.insert(0, encode_frame(AcknowledgementFrame(self._acknowledged)))
+    return tuple(frames)
+
+  @property
+  def _is_urgent(self) -> bool:
+    return self._received - self._acknowledged >= self._options.chunk_bytes
+
+  def _next_size(self) -> int:
+    """At least the bytes of the frame that may go next; 0 if none may."""
+    if self._control:
+      return len(self._control[0])
+    if self._current is None and not self._unsent:
+      return 0
+    bulk = self._current or self._unsent[0]
+    size = self._chunk_size(bulk)
+    if not self.window.has_room(size):
+      return 0
+    if self._current is None:
+      return bulk.envelope_bytes
+    return size + CHUNK_OVERHEAD_BYTES
+
+  def _next_frame(self, now: float) -> bytes | Piece:
     if self._control:
       return self._control.popleft()
     if self._current is None:
-      return self._begin()
+      return self._begin(self._unsent.popleft())
     return self._continue(self._current, now)
 
   def _chunk_size(self, bulk: _Bulk) -> int:
     return min(self._options.chunk_bytes, bulk.payload.nbytes - bulk.sent)
 
-  def _begin(self) -> Piece | None:
-    if not self._unsent:
-      return None
-    bulk = self._unsent[0]
-    if not self.window.has_room(self._chunk_size(bulk)):
-      return None
-    self._unsent.popleft()
+  def _begin(self, bulk: _Bulk) -> Piece:
     self._current = bulk
     self._last_id += 1
     bulk.payload_id = self._last_id
     return Piece(bulk.message, bulk.payload, bulk.payload_id, None, 0)
 
-  def _continue(self, bulk: _Bulk, now: float) -> Piece | None:
+  def _continue(self, bulk: _Bulk, now: float) -> Piece:
     size = self._chunk_size(bulk)
-    if not self.window.has_room(size):
-      return None
     start = bulk.sent
     bulk.sent += size
     self.window.on_sent(size, now)

@@ -1,7 +1,7 @@
-"""One side of one connection, for whatever carries its frames."""
+"""One side of one connection, for whatever carries its packets."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from decoupled_diloco.protocol.messages import Message
 from decoupled_diloco.transport.base import Parcel, Payload
@@ -12,7 +12,7 @@ from decoupled_diloco.transport.wire import (
   AcknowledgementFrame,
   ClosingFrame,
   EnvelopeFrame,
-  decode_frame,
+  decode_packet,
   encode_frame,
 )
 
@@ -29,7 +29,7 @@ CLOSED_BY_SYNCER = 'The syncer has closed the connection.'
 class FrameStream:
   """Both directions of a connection, shared by the threads that use it.
 
-  Any thread may send. One thread takes the frames to send, and one feeds those
+  Any thread may send. One thread takes the packets to send, and one feeds those
   that come in and settles the parcels that they make.
 
   It ends once: softly with `finish` (what is control is still sent, and why it
@@ -63,6 +63,8 @@ class FrameStream:
     self._reassembler = Reassembler(options)
     self._num_unsettled = 0
     self._acknowledged = 0
+    # Whether whoever takes packets sleeps with no alarm for acknowledgements.
+    self._is_idle = False
     self._is_finishing = False
     self._has_said_why = False
     self.has_failed = False
@@ -97,7 +99,7 @@ class FrameStream:
       if memoryview(payload).nbytes:
         if self._scheduler.is_bulk_full:
           dropped = (self._scheduler.drop_oldest(),)
-        self._scheduler.queue_bulk(message, payload)
+        self._scheduler.queue_bulk(message, payload, len(frame))
         is_queued = True
       else:
         is_queued = self._scheduler.queue_control(frame)
@@ -120,7 +122,7 @@ class FrameStream:
       if self.is_ending:
         return False
       if memoryview(payload).nbytes:
-        is_queued = self._scheduler.queue_bulk(message, payload)
+        is_queued = self._scheduler.queue_bulk(message, payload, len(frame))
         has_overflown = False
       else:
         is_queued = self._scheduler.queue_control(frame)
@@ -133,37 +135,36 @@ class FrameStream:
       self._fail_stalled()
     return is_queued and not is_stalled
 
-  def frames(self) -> Iterator[bytes]:
-    """The frames to send, as they become due, until the stream ends."""
-    while (piece := self._wait_for_piece()) is not None:
-      yield self._encode(piece)
+  def packets(self) -> Iterator[bytes]:
+    """The packets to send, as they become due, until the stream ends."""
+    while frames := self._wait_for_frames():
+      yield self._encode(frames)
 
-  def next_frame(self) -> bytes | None:
-    """The next frame to send; None if nothing is due now."""
+  def next_packet(self) -> bytes | None:
+    """The next packet to send, which waits for none; None if nothing is due."""
     with self._changed:
       if self.has_failed:
         return None
-      piece = self._next_piece()
-    return None if piece is None else self._encode(piece)
+      frames = self._next_frames(may_be_bare=True)
+    return self._encode(frames) if frames else None
 
   def feed(self, data: bytes) -> tuple[Parcel, ...]:
-    """Takes in a frame; returns the parcels to hand out, and then to settle.
+    """Takes in a packet; returns the parcels to hand out, and then to settle.
 
     Raises:
-      WireError: if it is no frame that may come now; nothing may follow it.
+      WireError: if it is no packet that may come now; nothing may follow it.
     """
-    wire_bytes = len(data) + _GRPC_PREFIX_BYTES
-    self.bytes_received += wire_bytes
-    frame = decode_frame(data)
-    if isinstance(frame, ClosingFrame):
-      self.finish(frame.reason)
-      return ()
-    if isinstance(frame, AcknowledgementFrame):
-      with self._changed:
-        self._scheduler.on_acknowledged(frame.received_bytes, self._clock())
-        self._changed.notify_all()
-      return ()
-    parcels = self._reassembler.feed(frame, wire_bytes)
+    self.bytes_received += len(data) + _GRPC_PREFIX_BYTES
+    prefix_bytes = _GRPC_PREFIX_BYTES
+    parcels = ()
+    for frame, num_bytes in decode_packet(data):
+      if isinstance(frame, ClosingFrame):
+        self.finish(frame.reason)
+      elif isinstance(frame, AcknowledgementFrame):
+        self._on_acknowledged(frame.received_bytes)
+      else:
+        parcels += self._reassembler.feed(frame, num_bytes + prefix_bytes)
+        prefix_bytes = 0
     with self._changed:
       self._num_unsettled += sum(map(_has_payload, parcels))
       self._acknowledge()
@@ -204,6 +205,12 @@ class FrameStream:
     """What was not acknowledged when the stream ended."""
     return self._dropped
 
+  def _on_acknowledged(self, received_bytes: int):
+    with self._changed:
+      self._scheduler.on_acknowledged(received_bytes, self._clock())
+      if self._scheduler.has_bulk:  # It may have waited for that.
+        self._changed.notify_all()
+
   def _acknowledge(self):
     received = self._reassembler.received_bytes
     if (
@@ -211,35 +218,52 @@ class FrameStream:
       and self._num_unsettled < self._receive_queue
     ):
       self._acknowledged = received
-      self._scheduler.acknowledge(received)
-      self._changed.notify_all()
+      if self._scheduler.acknowledge(received) or self._is_idle:
+        self._changed.notify_all()
 
-  def _wait_for_piece(self) -> bytes | Piece | None:
+  def _wait_for_frames(self) -> tuple[bytes | Piece, ...]:
+    is_late = False
     with self._changed:
       while not self.has_failed and not self._is_stalled():
-        piece = self._next_piece()
-        if piece is not None or self._is_finishing:
-          return piece
-        since = self._scheduler.window.waiting_since()
-        self._changed.wait(
-          None
-          if since is None
-          else since + self._options.stall_seconds - self._clock()
-        )
+        frames = self._next_frames(may_be_bare=is_late)
+        if frames or self._is_finishing:
+          return frames
+        is_late = not self._sleep(is_idle=is_late)
     self._fail_stalled()
-    return None
+    return ()
 
-  def _next_piece(self) -> bytes | Piece | None:
-    piece = self._scheduler.next_frame(self._clock())
-    if piece is None and self._is_finishing and not self._has_said_why:
+  def _sleep(self, *, is_idle: bool) -> bool:
+    """Waits for something to send; False if the time for that is up.
+
+    While packets come and go, it is up soon enough for acknowledgements, so
+    that what comes in need not wake anybody for them. After such a time without
+    any, it is not, until something does come in.
+    """
+    self._is_idle = is_idle
+    seconds = None if is_idle else self._options.acknowledge_seconds
+    since = self._scheduler.window.waiting_since()
+    if since is not None:
+      stall = since + self._options.stall_seconds - self._clock()
+      seconds = stall if seconds is None else min(seconds, stall)
+    try:
+      return self._changed.wait(seconds)
+    finally:
+      self._is_idle = False
+
+  def _next_frames(self, *, may_be_bare: bool) -> tuple[bytes | Piece, ...]:
+    frames = self._scheduler.next_packet(self._clock(), may_be_bare=may_be_bare)
+    if not frames and self._is_finishing and not self._has_said_why:
       self._has_said_why = True
-      return encode_frame(ClosingFrame(self.reason[:_MAX_REASON_LENGTH]))
-    return piece
+      closing = ClosingFrame(self.reason[:_MAX_REASON_LENGTH])
+      return (encode_frame(closing),)
+    return frames
 
-  def _encode(self, piece: bytes | Piece) -> bytes:
-    frame = piece if isinstance(piece, bytes) else piece.encode()
-    self.bytes_sent += len(frame) + _GRPC_PREFIX_BYTES
-    return frame
+  def _encode(self, frames: Sequence[bytes | Piece]) -> bytes:
+    packet = b''.join(
+      frame if isinstance(frame, bytes) else frame.encode() for frame in frames
+    )
+    self.bytes_sent += len(packet) + _GRPC_PREFIX_BYTES
+    return packet
 
   def _is_stalled(self) -> bool:
     since = self._scheduler.window.waiting_since()

@@ -1,4 +1,4 @@
-"""Frames and messages as bytes, strictly: what is not understood is an error.
+"""Packets of frames as bytes, strictly: what is not understood is an error.
 
 The conversion goes by names: a message class and its fields are called in
 protocol/messages.py as in wire.proto.
@@ -63,23 +63,33 @@ _MEMBERS: Mapping[type, str] = {
 _KINDS: Mapping[str, type] = {name: kind for kind, name in _MEMBERS.items()}
 
 
+class ReceivedFrame(NamedTuple):
+  """A frame that came in, and its share of the bytes of its packet."""
+
+  frame: Frame
+  num_bytes: int
+
+
 def encode_frame(frame: Frame) -> bytes:
-  """A frame as one gRPC message.
+  """A frame as a packet.
+
+  Packets joined are again a packet, of all their frames in that order.
 
   Raises:
     ValueError: if a field of the message has a value that cannot be sent.
   """
+  packet = wire_pb2.Packet()
+  wire = packet.frames.add()
   match frame:
     case ChunkFrame(payload_id, data):
-      chunk = wire_pb2.Chunk(payload_id=payload_id, data=data)
-      return wire_pb2.Frame(chunk=chunk).SerializeToString()
+      wire.chunk.payload_id = payload_id
+      wire.chunk.data = data
     case AcknowledgementFrame(received_bytes):
-      return wire_pb2.Frame(
-        acknowledgement=wire_pb2.Acknowledgement(received_bytes=received_bytes)
-      ).SerializeToString()
+      wire.acknowledgement.SetInParent()
+      wire.acknowledgement.received_bytes = received_bytes
     case ClosingFrame(reason):
-      closing = wire_pb2.Closing(reason=reason)
-      return wire_pb2.Frame(closing=closing).SerializeToString()
+      wire.closing.SetInParent()
+      wire.closing.reason = reason
     case EnvelopeFrame(message, payload_id, payload_size, payload_checksum):
       values = _plain_fields(message)
       try:
@@ -89,23 +99,40 @@ def encode_frame(frame: Frame) -> bytes:
           payload_checksum=payload_checksum,
           **{_MEMBERS[type(message)]: values},
         )
-        return wire_pb2.Frame(envelope=envelope).SerializeToString()
+        wire.envelope.CopyFrom(envelope)
       except (TypeError, ValueError, EncodeError) as error:
         raise ValueError(f'{message} cannot be sent: {error}') from error
+  return packet.SerializeToString()
 
 
-def decode_frame(data: bytes) -> Frame:
-  """The inverse of `encode_frame`.
+def decode_packet(data: bytes) -> list[ReceivedFrame]:
+  """The frames of a packet: the inverse of `encode_frame`, for any number.
 
   Raises:
-    WireError: if the bytes are no frame, or a frame of a kind, or of a value,
-      that is not ours.
+    WireError: if the bytes are no packet, or one with a frame of a kind, or of
+      a value, that is not ours.
   """
-  frame = wire_pb2.Frame()
+  packet = wire_pb2.Packet()
   try:
-    frame.ParseFromString(data)
+    packet.ParseFromString(data)
   except DecodeError as error:
-    raise WireError(f'{len(data)} bytes are no frame: {error}') from None
+    raise WireError(f'{len(data)} bytes are no packet: {error}') from None
+  if not packet.frames:
+    raise WireError(f'A packet of {len(data)} bytes has no frames.')
+  if len(packet.frames) == 1:
+    return [ReceivedFrame(_frame(packet.frames[0]), len(data))]
+  return [
+    ReceivedFrame(_frame(frame), _num_bytes(frame)) for frame in packet.frames
+  ]
+
+
+def _num_bytes(frame: wire_pb2.Frame) -> int:
+  """What a frame takes in a packet: a tag, its size in base 128, and itself."""
+  size = frame.ByteSize()
+  return 1 + max(1, math.ceil(size.bit_length() / 7)) + size
+
+
+def _frame(frame: wire_pb2.Frame) -> Frame:
   match frame.WhichOneof('frame'):
     case 'chunk':
       return ChunkFrame(frame.chunk.payload_id, frame.chunk.data)

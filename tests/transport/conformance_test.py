@@ -18,8 +18,9 @@ from decoupled_diloco.protocol.messages import (
 from decoupled_diloco.transport.base import LinkDown, LinkUp, Parcel, PeerBytes
 
 HELLO = Hello(learner=0, layout='layout')
-# conftest.OPTIONS: chunks of 32 KiB, a window of 256 KiB, payloads up to 6 MiB,
-# messages up to 4 KiB, 2 payloads queued by a link, 3 per peer by an endpoint.
+# conftest.OPTIONS: packets of 64 KiB, chunks of 32 KiB, a window of 256 KiB,
+# payloads up to 6 MiB, messages up to 4 KiB, 2 payloads queued by a link, 3 per
+# peer by an endpoint.
 CHUNK = 32 << 10
 WINDOW = 256 << 10
 MEGABYTE = b'\xa5' * 1_000_000
@@ -75,7 +76,9 @@ def test_messages_keep_their_order_in_both_directions(harness):
   assert [harness.event(link).message for _ in down] == down
 
 
-@pytest.mark.parametrize('size', [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5_000_000])
+@pytest.mark.parametrize(
+  'size', [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5_000_000]
+)
 def test_payloads_arrive_as_they_were_sent(harness, size):
   link, peer = harness.connect(HELLO)
   payload = pattern(size)
@@ -156,23 +159,26 @@ def test_a_learner_that_does_not_look_is_not_buried(harness):
   assert [harness.event(link).message for _ in sent] == sent
 
 
-def test_a_corrupt_payload_is_flagged(harness):
+# The smaller one shares a packet with its message.
+@pytest.mark.parametrize('size', [4000, 1_000_000])
+def test_a_corrupt_payload_is_flagged(harness, size):
   link, peer = harness.connect(HELLO)
+  payload = MEGABYTE[:size]
   harness.corrupt_next()
-  link.send(contribution(3), MEGABYTE)
+  link.send(contribution(3), payload)
   _, parcel = harness.arrival()
   assert parcel.message == contribution(3)
   assert (parcel.payload, parcel.is_intact) == (b'', False)
 
   harness.corrupt_next()
-  harness.endpoint.send(peer, publication(3), MEGABYTE)
+  harness.endpoint.send(peer, publication(3), payload)
   parcel = harness.event(link)
   assert parcel.message == publication(3)
   assert (parcel.payload, parcel.is_intact) == (b'', False)
 
   # The connection is as good as before.
-  link.send(contribution(3), MEGABYTE)
-  assert harness.arrival()[1].payload == MEGABYTE
+  link.send(contribution(3), payload)
+  assert harness.arrival()[1].payload == payload
 
 
 def test_a_link_comes_back_to_a_new_endpoint(harness):

@@ -85,12 +85,12 @@ def run():
     yield make
 
 
-def talk(address, frames):
-  """Sends these bytes as frames; returns how the syncer ends the call."""
+def talk(address, packets):
+  """Sends these bytes as packets; returns how the syncer ends the call."""
   more = threading.Event()
 
   def requests():
-    yield from frames
+    yield from packets
     more.wait(DEADLINE_SECONDS)
 
   with grpc.insecure_channel(address) as channel:
@@ -102,10 +102,10 @@ def talk(address, frames):
 
 
 @pytest.mark.parametrize(
-  ('frame', 'match'),
+  ('packet', 'match'),
   [
-    (b'\xff\xff', 'no frame'),
-    (b'', 'of no kind'),
+    (b'\xff\xff', 'no packet'),
+    (b'', 'no frames'),
     (wire.encode_frame(wire.ChunkFrame(1, b'a')), 'of payload 1'),
     (wire.encode_frame(wire.AcknowledgementFrame(1)), 'acknowledgement of 1'),
     (
@@ -114,7 +114,7 @@ def talk(address, frames):
     ),
   ],
 )
-def test_a_peer_that_breaks_the_rules_is_told_and_no_other(run, frame, match):
+def test_a_peer_that_breaks_the_rules_is_told_and_no_other(run, packet, match):
   running = run()
   other = running.link()
   assert other.receive(DEADLINE_SECONDS) == LinkUp()
@@ -122,7 +122,7 @@ def test_a_peer_that_breaks_the_rules_is_told_and_no_other(run, frame, match):
   _, parcel = running.arrival()
   assert parcel.message == HELLO
 
-  code, details = talk(running.endpoint.address, [frame])
+  code, details = talk(running.endpoint.address, [packet])
   assert code is grpc.StatusCode.ABORTED
   assert 'sent what it must not' in details
   assert match in details
@@ -133,7 +133,7 @@ def test_a_peer_that_breaks_the_rules_is_told_and_no_other(run, frame, match):
   assert running.arrival()[1].message == HELLO
 
 
-def test_a_frame_beyond_all_measure_is_refused_by_grpc(run):
+def test_a_packet_beyond_all_measure_is_refused_by_grpc(run):
   running = run()
   code, details = talk(running.endpoint.address, [bytes(5 << 20)])
   assert code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -10,7 +10,8 @@ from decoupled_diloco.transport.memory import MemoryNetwork
 from decoupled_diloco.transport.options import TransportOptions
 
 HELLO = Hello(learner=0, layout='layout')
-OPTIONS = TransportOptions(chunk_bytes=4, window_bytes=64)
+# Every frame is a packet.
+OPTIONS = TransportOptions(packet_bytes=1, chunk_bytes=4, window_bytes=64)
 
 
 def contribution(round_):
@@ -67,12 +68,12 @@ def test_nothing_happens_before_it_is_delivered():
   assert network.deliver() == 0
 
 
-def test_some_frames_at_a_time():
+def test_some_packets_at_a_time():
   network, _, arrivals = new_network()
   link = new_link(network)
   link.send(contribution(0), b'12345678')
   # The envelope, a chunk and its acknowledgement, but not the second chunk.
-  assert network.deliver(max_frames=3) == 3
+  assert network.deliver(max_packets=3) == 3
   link.send(HELLO)
   network.deliver()
   assert arrivals == [(1, HELLO), (1, contribution(0))]
@@ -102,7 +103,7 @@ def test_the_same_calls_give_the_same_order():
         link.send(HELLO)
       for peer in (1, 2, 3):
         endpoint.send(peer, opened(round_))
-      network.deliver(max_frames=7)
+      network.deliver(max_packets=7)
     network.deliver()
     return arrivals
 

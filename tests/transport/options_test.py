@@ -9,8 +9,10 @@ from decoupled_diloco.transport.options import TransportOptions
   ('values', 'match'),
   [
     ({'chunk_bytes': 0}, 'chunk_bytes=0 must be at least 1'),
-    ({'chunk_bytes': 4 << 20}, 'chunk_bytes=4194304 must fit a frame'),
+    ({'chunk_bytes': 4 << 20}, 'chunk_bytes=4194304 must fit a packet'),
     ({'max_message_bytes': 5 << 20}, 'max_message_bytes=5242880 must fit'),
+    ({'packet_bytes': 0}, 'packet_bytes=0 must be at least 1'),
+    ({'packet_bytes': 4 << 20}, 'packet_bytes=4194304 must fit'),
     ({'chunk_bytes': 8, 'window_bytes': 15}, 'window_bytes=15 .* at least 16'),
     ({'link_queue': 0}, 'link_queue=0'),
     ({'backoff_jitter': 1.5}, 'backoff_jitter=1.5 must be between 0 and 1'),
@@ -18,6 +20,11 @@ from decoupled_diloco.transport.options import TransportOptions
       {'backoff_initial_seconds': 11},
       'backoff_initial_seconds=11 must not exceed backoff_maximum_seconds=10',
     ),
+    (
+      {'acknowledge_seconds': 2},
+      'acknowledge_seconds=2 must not exceed bulk_delay_seconds=1',
+    ),
+    ({'acknowledge_seconds': 0}, 'acknowledge_seconds=0 must be positive'),
     ({'connect_seconds': 0}, 'connect_seconds=0 must be positive'),
     ({'keepalive_seconds': float('nan')}, 'keepalive_seconds=nan'),
     (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from decoupled_diloco.protocol.messages import Receipt, RoundOpened
 from decoupled_diloco.transport.base import Parcel
 from decoupled_diloco.transport.options import (
-  MAX_FRAME_BYTES,
+  MAX_PACKET_BYTES,
   TransportOptions,
 )
 from decoupled_diloco.transport.reassembler import Reassembler
@@ -104,7 +104,7 @@ def test_what_no_sender_of_ours_would_send_is_a_wire_error(frames, match):
   ('frame', 'size', 'match'),
   [
     (EnvelopeFrame(CONTROL), 1001, 'max_message_bytes=1000'),
-    (ChunkFrame(1, b'a'), MAX_FRAME_BYTES + 1, 'larger than 4194304'),
+    (ChunkFrame(1, b'a'), MAX_PACKET_BYTES + 1, 'larger than 4194304'),
   ],
 )
 def test_large_frames_are_a_wire_error(frame, size, match):

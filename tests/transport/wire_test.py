@@ -1,4 +1,4 @@
-"""Frames: every message there and back, and nothing else gets in."""
+"""Packets: every message there and back, and nothing else gets in."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from decoupled_diloco.transport.wire import (
   EnvelopeFrame,
   Frame,
   WireError,
-  decode_frame,
+  decode_packet,
   encode_frame,
 )
 
@@ -52,7 +52,26 @@ frames = st.one_of(
 
 @given(frames)
 def test_every_frame_survives(frame):
-  assert decode_frame(encode_frame(frame)) == frame
+  packet = encode_frame(frame)
+  assert decode_packet(packet) == [(frame, len(packet))]
+
+
+@given(st.lists(frames, min_size=1, max_size=5))
+def test_joined_packets_are_a_packet_of_all_frames(several):
+  packets = [encode_frame(frame) for frame in several]
+  # Each frame has the share of the bytes that it would have alone.
+  assert decode_packet(b''.join(packets)) == [
+    (frame, len(packet)) for frame, packet in zip(several, packets, strict=True)
+  ]
+
+
+def test_sizes_of_frames_in_base_128():
+  # A chunk of id 0 is its data with a tag and a size: 2 bytes up to 127, then
+  # 3; the frame around it adds as much, and so does the packet.
+  for size in (1, 120, 121, 122, 123, 124, 125, 126, 127, 128, 16_383, 16_384):
+    packet = encode_frame(ChunkFrame(0, bytes(size)))
+    (_, first), (_, second) = decode_packet(packet + packet)
+    assert first == second == len(packet)
 
 
 def test_none_is_not_zero():
@@ -66,28 +85,29 @@ def test_none_is_not_zero():
       tokens_per_second=0.0,
       loss=loss,
     )
-    frame = decode_frame(encode_frame(EnvelopeFrame(heartbeat)))
+    ((frame, _),) = decode_packet(encode_frame(EnvelopeFrame(heartbeat)))
     assert frame == EnvelopeFrame(heartbeat)
 
 
 @given(st.binary())
-def test_any_bytes_are_a_frame_or_a_wire_error(data):
+def test_any_bytes_are_frames_or_a_wire_error(data):
   try:
-    frame = decode_frame(data)
+    received = decode_packet(data)
   except WireError:
     return
-  assert isinstance(frame, get_args(Frame))
+  assert received
+  assert all(isinstance(frame, get_args(Frame)) for frame, _ in received)
 
 
-@given(frames, st.data())
-def test_any_damage_is_another_frame_or_a_wire_error(frame, data):
-  encoded = bytearray(encode_frame(frame))
+@given(frames, frames, st.data())
+def test_any_damage_gives_other_frames_or_a_wire_error(first, second, data):
+  encoded = bytearray(encode_frame(first) + encode_frame(second))
   if encoded:
     position = data.draw(st.integers(0, len(encoded) - 1))
     encoded[position] ^= data.draw(st.integers(1, 255))
   del encoded[data.draw(st.integers(0, len(encoded))) :]
   with contextlib.suppress(WireError):
-    decode_frame(bytes(encoded))
+    decode_packet(bytes(encoded))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +133,12 @@ def test_any_damage_is_another_frame_or_a_wire_error(frame, data):
 )
 def test_what_is_not_ours_is_a_wire_error(frame, match):
   with pytest.raises(WireError, match=match):
-    decode_frame(frame.SerializeToString())
+    decode_packet(wire_pb2.Packet(frames=[frame]).SerializeToString())
+
+
+def test_an_empty_packet_is_a_wire_error():
+  with pytest.raises(WireError, match='no frames'):
+    decode_packet(b'')
 
 
 @pytest.mark.parametrize(
