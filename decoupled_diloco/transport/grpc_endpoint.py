@@ -194,6 +194,11 @@ class GrpcEndpoint:
         self._peers[peer] = stream
         self._readers[peer] = reader
     if not has_room:
+      _logger.warning(
+        '%s was refused: there are max_peers=%d connections already.',
+        context.peer(),
+        self._max_peers,
+      )
       context.abort(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         f'The syncer has all of its max_peers={self._max_peers} connections, '
@@ -206,6 +211,13 @@ class GrpcEndpoint:
     yield from stream.packets()
     context.set_code(grpc.StatusCode.ABORTED)
     context.set_details(stream.reason)
+
+  @property
+  def _too_silent(self) -> str:
+    return (
+      'This connection has sent no message within connect_seconds='
+      f'{self._options.connect_seconds}; a learner says hello at once.'
+    )
 
   def _limit(self, context: grpc.ServicerContext):
     """Leaves a connection that is ending only so much time to do so."""
@@ -227,9 +239,16 @@ class GrpcEndpoint:
   def _read(self, peer: int, stream: FrameStream, requests: Iterator[bytes]):
     """Hands out what a peer sends, in a thread of its own, until it ends."""
     reason = LOST
+    # Or strangers who only connect would take all places.
+    silence = threading.Timer(
+      self._options.connect_seconds, stream.finish, [self._too_silent]
+    )
+    silence.daemon = True
+    silence.start()
     try:
       for data in requests:
         for parcel in stream.feed(data):
+          silence.cancel()
           if not stream.is_ending:
             self._on_parcel(peer, parcel)
           stream.settle(parcel)
@@ -241,6 +260,7 @@ class GrpcEndpoint:
       _logger.exception('A parcel of peer %d could not be taken in.', peer)
       reason = 'The syncer could not take in a parcel; its log says why.'
     finally:
+      silence.cancel()
       # If it has said why it ends the connection, that reason stands. If not,
       # the peer is told why, if it still listens.
       stream.finish(reason)

@@ -28,7 +28,8 @@ class TransportOptions:
      fewer bytes are sent ahead until this holds.
   4. `disconnect_seconds`: how long the last control messages to a peer that is
      being disconnected, such as a rejection, may take.
-  5. `connect_seconds`: how long an attempt to connect may take.
+  5. `connect_seconds`: how long an attempt to connect may take; and how long a
+     peer may be silent before its first message.
   6. `keepalive_seconds` + `ping_timeout_seconds`: a peer of which nothing is
      heard for the first is asked for a sign of life, and is lost after the
      second: a partition, a stopped process or a dead host is noticed then. (A

@@ -1,6 +1,7 @@
 """What is particular to the endpoint over gRPC."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -152,6 +153,21 @@ def test_no_more_than_max_peers(run):
   # The place is free as soon as the first one is gone.
   first.close(DEADLINE_SECONDS)
   assert second.receive(DEADLINE_SECONDS) == LinkUp()
+
+
+def test_who_only_connects_does_not_keep_a_place(run):
+  running = run(dataclasses.replace(PATIENT, connect_seconds=0.2), max_peers=1)
+  silent = running.link()
+  assert silent.receive(DEADLINE_SECONDS) == LinkUp()
+  event = silent.receive(DEADLINE_SECONDS)
+  assert isinstance(event, LinkDown)
+  assert 'no message within connect_seconds=0.2' in event.reason
+  silent.close(DEADLINE_SECONDS)
+  other = running.link()
+  assert other.receive(DEADLINE_SECONDS) == LinkUp()
+  other.send(HELLO)
+  # Who has spoken may be silent: liveness is the protocol's affair.
+  assert other.receive(0.5) is None
 
 
 @pytest.mark.parametrize('token', ['', 'wrong'])
