@@ -43,6 +43,9 @@ Record = Callable[[ev.Event, Sequence[fx.Effect]], None]
 
 # How long the last messages of a learner may take to leave.
 _FAREWELL_SECONDS = 3.0
+# How long a learner waits for the syncer's answer before it compiles: one that
+# is refused should not have compiled for it.
+_ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.25
 
 
@@ -127,6 +130,7 @@ class LearnerLoop:
     )
     self._sender = HandOverSender(model, link, self._drop)
     self._is_over = threading.Event()
+    self._is_answered = threading.Event()
     self._stop_reason: str | None = None
     self._wake_at: float | None = None
     self._loss: float | None = None
@@ -163,8 +167,10 @@ class LearnerLoop:
     for thread in threads:
       thread.start()
     try:
-      self._model.compile(example)
-      self._tell(ev.Compiled(self._clock()))
+      self._is_answered.wait(_ANSWER_SECONDS)
+      if not self._is_over.is_set():
+        self._model.compile(example)
+        self._tell(ev.Compiled(self._clock()))
       return self._train()
     finally:
       self._is_over.set()
@@ -277,8 +283,13 @@ class LearnerLoop:
           case fx.Adopt(fragment=fragment, version=version):
             self._model.claim(fragment, version)
             self._effects.put(effect)
+          case fx.Finish():
+            self._is_over.set()  # Nothing that comes now matters any more.
+            self._effects.put(effect)
           case _:
             self._effects.put(effect)
+    if self._state.is_connected or self._is_over.is_set():
+      self._is_answered.set()
 
   def _guarded(self, target: Callable[[], None]) -> None:
     """An exception on any thread ends the learner, on the training thread."""
@@ -286,6 +297,8 @@ class LearnerLoop:
       target()
     except BaseException as error:
       self._effects.put(error)
+      self._is_over.set()
+      self._is_answered.set()
       self._sender.close()  # The training thread may wait for room there.
 
   # The receiver.
