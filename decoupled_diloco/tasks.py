@@ -1,7 +1,8 @@
 """What is trained: a task gives parameters and a loss.
 
 Any Flax module trains unchanged through `nnx_task` or `linen_task`;
-`language_model_task` is the transformer on next-token prediction.
+`language_model_task` is the transformer on next-token prediction, `image_task`
+the vision transformer on classification.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import optax
 from flax import linen, nnx
 from jaxtyping import Array, Float
 
-from decoupled_diloco.models import functional, transformer
+from decoupled_diloco.models import functional, layers, transformer, vit
 
 Params = Any
 Batch = Any
@@ -30,8 +31,9 @@ class Task:
     init: `init(rng) -> params`, a pytree of arrays.
     loss: `loss(params, batch, rng) -> (loss, metrics)`: the scalar float32
       loss to descend, in training mode, and scalar metrics.
-    evaluate: the same in evaluation mode (no dropout). A metric named
-      'tokens' says over how many tokens the loss is a mean.
+    evaluate: the same in evaluation mode: no dropout, and no penalties that
+      only steer training. A metric named 'tokens' says over how many tokens
+      the loss is a mean.
     logical_axes: `logical_axes() -> pytree` like params, whose leaves are
       tuples of one logical axis name (or None) a dimension, or None.
     num_tokens: `num_tokens(batch) -> int`: tokens, or examples, in a batch;
@@ -84,6 +86,7 @@ def nnx_task(
   build: Callable[[nnx.Rngs], Any],
   loss_fn: Callable[..., Any],
   *,
+  evaluate_fn: Callable[..., Any] | None = None,
   num_tokens: Callable[[Batch], int] = count_examples,
 ) -> Task:
   """A task from a Flax nnx module.
@@ -93,6 +96,8 @@ def nnx_task(
     loss_fn: `loss_fn(module, batch, rng)` returns the loss, or the loss and a
       dict of scalar metrics. The module's own random streams (dropout) are
       seeded afresh in every step.
+    evaluate_fn: the same for evaluation, where the loss is another one there;
+      by default `loss_fn`. The module is in evaluation mode in either case.
     num_tokens: see `Task`.
 
   Raises:
@@ -107,11 +112,13 @@ def nnx_task(
     ['bias', 'kernel']
   """
   model = functional.functional(build)
+  evaluator = loss_fn if evaluate_fn is None else evaluate_fn
 
   def run(params, batch, rng, train) -> LossAndMetrics:
     stream, own = jax.random.split(rng)
     module = model.module(params, stream, train)
-    return _with_metrics(loss_fn(module, batch, own))
+    function = loss_fn if train else evaluator
+    return _with_metrics(function(module, batch, own))
 
   return Task(
     init=model.init,
@@ -175,14 +182,15 @@ def language_model_task(options: transformer.TransformerOptions) -> Task:
   """Next-token prediction with a `Transformer`.
 
   A batch is `{'tokens': int32 [batch, sequence + 1]}`, and optionally
-  `'mask'` [batch, sequence], 1 where a target (`tokens[:, 1:]`) counts.
+  `'mask'` [batch, sequence], 1 where a target (`tokens[:, 1:]`) counts. The
+  metrics are 'cross_entropy', 'tokens', and those of the experts, if there are
+  any (see `models.moe.Routing`).
   """
 
-  def loss_fn(model, batch, rng) -> LossAndMetrics:
-    del rng
+  def measure(model: transformer.Transformer, batch: Batch) -> _Measured:
     _check_tokens(batch, options)
     tokens = batch['tokens']
-    logits, penalty = model.logits_and_penalty(tokens[:, :-1])
+    logits, extra = model.logits_and_extra(tokens[:, :-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(
       logits, tokens[:, 1:]
     )
@@ -194,15 +202,61 @@ def language_model_task(options: transformer.TransformerOptions) -> Task:
     else:
       count = jnp.asarray(losses.size, jnp.float32)
       cross_entropy = jnp.mean(losses)
-    metrics = {'cross_entropy': cross_entropy, 'tokens': count}
-    return cross_entropy + penalty, metrics
+    return cross_entropy, {'tokens': count}, extra
 
-  return nnx_task(
+  return _cross_entropy_task(
     lambda rngs: transformer.Transformer(options, rngs=rngs),
-    loss_fn,
+    measure,
     num_tokens=lambda batch: (
       batch['tokens'].shape[0] * (batch['tokens'].shape[1] - 1)
     ),
+  )
+
+
+def image_task(options: vit.VitOptions) -> Task:
+  """Classification of images with a `Vit`.
+
+  A batch is `{'image': float [batch, height, width, channel], 'label': integer
+  [batch]}`; an image counts as one token. The metrics are 'cross_entropy',
+  'accuracy' (share of images whose most likely class is the label), and those
+  of the experts, if there are any.
+  """
+
+  def measure(model: vit.Vit, batch: Batch) -> _Measured:
+    _check_images(batch, options)
+    labels = batch['label'].astype(jnp.int32)
+    logits, extra = model.logits_and_extra(batch['image'])
+    cross_entropy = jnp.mean(
+      optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    )
+    is_right = jnp.argmax(logits, axis=-1).astype(jnp.int32) == labels
+    accuracy = jnp.mean(is_right.astype(jnp.float32))
+    return cross_entropy, {'accuracy': accuracy}, extra
+
+  return _cross_entropy_task(lambda rngs: vit.Vit(options, rngs=rngs), measure)
+
+
+_Measured = tuple[Float[Array, ''], Metrics, layers.Extra]
+
+
+def _cross_entropy_task(
+  build: Callable[[nnx.Rngs], Any],
+  measure: Callable[[Any, Batch], _Measured],
+  *,
+  num_tokens: Callable[[Batch], int] = count_examples,
+) -> Task:
+  """A task that trains on the cross entropy plus the layers' penalty."""
+
+  def run(model: Any, batch: Batch, penalty_weight: float) -> LossAndMetrics:
+    cross_entropy, metrics, extra = measure(model, batch)
+    metrics = {'cross_entropy': cross_entropy, **metrics, **extra.metrics}
+    return cross_entropy + penalty_weight * extra.penalty, metrics
+
+  return nnx_task(
+    build,
+    lambda model, batch, _: run(model, batch, 1.0),
+    evaluate_fn=lambda model, batch, _: run(model, batch, 0.0),
+    num_tokens=num_tokens,
   )
 
 
@@ -224,6 +278,30 @@ def _check_tokens(batch: Batch, options: transformer.TransformerOptions):
     raise ValueError(
       f"batch['mask'] must be {targets}, one for each target tokens[:, 1:], "
       f'but is {tuple(batch["mask"].shape)}; drop the first column.'
+    )
+
+
+def _check_images(batch: Batch, options: vit.VitOptions):
+  shape = tuple(batch['image'].shape)
+  expected = (options.image_size, options.image_size, options.channels)
+  if len(shape) != 4 or shape[1:] != expected:
+    raise ValueError(
+      f"batch['image'] must be [batch, image_size, image_size, channels] = "
+      f'[batch, {", ".join(map(str, expected))}] but is {shape}; set the '
+      'options to the shape of the images.'
+    )
+  if not jnp.issubdtype(batch['image'].dtype, jnp.floating):
+    raise ValueError(
+      f"batch['image'] must be floats but is {batch['image'].dtype}; scale "
+      'the pixels to [0, 1] as float32.'
+    )
+  labels = batch['label']
+  if tuple(labels.shape) != shape[:1] or not jnp.issubdtype(
+    labels.dtype, jnp.integer
+  ):
+    raise ValueError(
+      f"batch['label'] must be {shape[:1]} integers, one for each image, but "
+      f'is {labels.dtype} {tuple(labels.shape)}; pass class numbers as int32.'
     )
 
 

@@ -1,5 +1,7 @@
 """Tasks: what is trained."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from flax import linen, nnx
 
 from decoupled_diloco import tasks
 from decoupled_diloco.models.transformer import TransformerOptions
+from decoupled_diloco.models.vit import VitOptions
 
 RNG = jax.random.key(0)
 BATCH = {'x': jnp.ones((4, 2)), 'y': jnp.zeros((4, 1))}
@@ -83,6 +86,19 @@ def test_linen_evaluates_with_its_own_function():
   assert task.loss({}, BATCH, jax.random.key(3))[0] != 1.0
 
 
+def test_nnx_evaluates_with_its_own_function():
+  task = tasks.nnx_task(
+    lambda rngs: nnx.Dropout(0.5, rngs=rngs),
+    lambda module, batch, _: squared(module(batch['x']), batch),
+    evaluate_fn=lambda module, batch, _: (
+      10.0 + squared(module(batch['x']), batch)
+    ),
+  )
+  # In evaluation mode nothing is dropped: the mean of 1, and 10.
+  assert task.evaluate({}, BATCH, RNG)[0] == 11.0
+  assert task.loss({}, BATCH, jax.random.key(3))[0] not in (1.0, 11.0)
+
+
 def test_language_model_counts_targets_and_masks_them():
   task = tasks.language_model_task(OPTIONS)
   params = jax.jit(task.init)(RNG)
@@ -120,3 +136,66 @@ def test_language_model_batches_are_checked(batch, message):
   task = tasks.language_model_task(OPTIONS)
   with pytest.raises(ValueError, match=message):
     jax.eval_shape(task.loss, jax.eval_shape(task.init, RNG), batch, RNG)
+
+
+def test_penalties_of_experts_are_trained_on_and_not_evaluated():
+  options = dataclasses.replace(
+    OPTIONS, num_experts=4, load_balance_weight=0.5, router_z_weight=0.25
+  )
+  task = tasks.language_model_task(options)
+  params = jax.jit(task.init)(RNG)
+  batch = {'tokens': jax.random.randint(jax.random.key(1), (2, 9), 0, 16)}
+  loss, metrics = jax.jit(task.loss)(params, batch, RNG)
+  # One layer: its metrics are the sum that the penalty weighs.
+  np.testing.assert_allclose(
+    loss,
+    metrics['cross_entropy']
+    + 0.5 * metrics['load_balance']
+    + 0.25 * metrics['router_z'],
+    rtol=1e-6,
+  )
+  evaluated, its_metrics = jax.jit(task.evaluate)(params, batch, RNG)
+  np.testing.assert_allclose(evaluated, metrics['cross_entropy'], rtol=1e-6)
+  assert its_metrics.keys() == metrics.keys()
+  assert metrics['dropped'] < 1.0
+
+
+VIT = VitOptions(width=16, layers=1, heads=2, image_size=4, num_classes=3)
+IMAGES = {
+  'image': jax.random.normal(jax.random.key(1), (4, 4, 4, 1)),
+  'label': jnp.array([0, 1, 2, 2], jnp.int32),
+}
+
+
+def test_images_are_classified():
+  task = tasks.image_task(VIT)
+  assert task.num_tokens(IMAGES) == 4
+  params = jax.jit(task.init)(RNG)
+  # With all other weights of the head zero, the bias alone is the logits: class
+  # 2 wins for all images, and is right for two of four.
+  params['head']['bias'] = jnp.array([0.0, 0.0, 1.0])
+  loss, metrics = jax.jit(task.loss)(params, IMAGES, RNG)
+  log_sum = np.log(2 + np.e)
+  # The logits of the labels 0, 1, 2, 2 are 0, 0, 1, 1.
+  np.testing.assert_allclose(loss, log_sum - 2 / 4, rtol=1e-6)
+  assert metrics['accuracy'] == 0.5
+  np.testing.assert_allclose(metrics['cross_entropy'], loss)
+  np.testing.assert_allclose(task.evaluate(params, IMAGES, RNG)[0], loss)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'image': jnp.zeros((4, 4, 4))}, r'\[batch, 4, 4, 1\] but is \(4, 4, 4\)'),
+    ({'image': jnp.zeros((4, 4, 4, 3))}, r'but is \(4, 4, 4, 3\); set'),
+    ({'image': jnp.zeros((4, 4, 4, 1), jnp.uint8)}, 'floats but is uint8'),
+    ({'label': jnp.zeros((3,), jnp.int32)}, r'but is int32 \(3,\)'),
+    ({'label': jnp.zeros((4,))}, r'\(4,\) integers, .* but is float32'),
+  ],
+)
+def test_image_batches_are_checked(changes, message):
+  task = tasks.image_task(VIT)
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(
+      task.loss, jax.eval_shape(task.init, RNG), IMAGES | changes, RNG
+    )

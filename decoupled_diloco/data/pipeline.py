@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Int32, Integer
 
 from decoupled_diloco.data.corpus import Corpus, TextOptions, open_corpus
+from decoupled_diloco.data.indexed import IndexedIterator, stack_batches
 
 # grain's index shuffle computes in 32 bits.
 _MAX_WINDOWS = 2**32 - 1
@@ -125,103 +126,26 @@ class TextPipeline:
     Raises:
       ValueError: if `position` is negative or `num_steps` is not positive.
     """
-    if num_steps < 1:
-      raise ValueError(f'num_steps must be at least 1, got {num_steps}.')
-    batches = [self.batch(position + step) for step in range(num_steps)]
-    return {'tokens': np.stack([batch['tokens'] for batch in batches])}
+    return stack_batches(self, position, num_steps)
 
-
-class TextIterator:
-  """Iterates over a pipeline, endlessly, from a position that can be saved.
-
-  The position is the index of the next batch; nothing else is needed to
-  continue exactly, so a state is small and can be kept in any snapshot.
-  """
-
-  def __init__(self, pipeline: TextPipeline, scan_steps: int | None = None):
-    """Starts at batch 0.
-
-    Args:
-      pipeline: where batches come from.
-      scan_steps: if given, each item is `scan_batches` of that many steps;
-        otherwise one `batch`. Not part of the state: it may differ after a
-        restore.
-
-    Raises:
-      ValueError: if `scan_steps` is not positive.
-    """
-    if scan_steps is not None and scan_steps < 1:
-      raise ValueError(
-        f'scan_steps must be at least 1, got {scan_steps}; None gives single '
-        'batches.'
-      )
-    self.pipeline = pipeline
-    self.position = 0
-    self._scan_steps = scan_steps
-
-  def __iter__(self) -> 'TextIterator':
-    return self
-
-  def __next__(self) -> dict[str, Int32[np.ndarray, '*step batch window']]:
-    """Returns {'tokens': ...} of the next batch, or of the next scan."""
-    position = self.position
-    if self._scan_steps is None:
-      batches = self.pipeline.batch(position)
-    else:
-      batches = self.pipeline.scan_batches(position, self._scan_steps)
-    self.position = position + (self._scan_steps or 1)
-    return batches
-
-  def get_state(self) -> dict[str, Any]:
-    """Returns the position, and what it is a position in, as a JSON-able dict.
-
-    A new dict, which later steps do not change.
-    """
-    return {'position': self.position, **self._identity()}
-
-  def set_state(self, state: dict[str, Any]) -> None:
-    """Continues from a state of an iterator over the same shard and text.
-
-    Raises:
-      ValueError: if the state is of another text, shard or cut, where its
-        position would mean other batches. Nothing is changed then.
-    """
-    expected = self._identity()
-    if state.keys() != {'position', *expected}:
-      raise ValueError(
-        'a data position must hold the fields '
-        f'{sorted({"position", *expected})}, got {sorted(state)}; pass what '
-        'get_state returned.'
-      )
-    differences = [
-      f'{name} was {state[name]!r} and is {value!r}'
-      for name, value in expected.items()
-      if state[name] != value
-    ]
-    if differences:
-      raise ValueError(
-        'a data position can only be restored to the text, shard and cut it '
-        f'was saved from: {"; ".join(differences)}. Restore these values, or '
-        'start the data anew at position 0.'
-      )
-    position = state['position']
-    if not isinstance(position, int) or position < 0:
-      raise ValueError(
-        f'position must be an integer from 0 on, got {position!r}; pass what '
-        'get_state returned.'
-      )
-    self.position = position
-
-  def _identity(self) -> dict[str, Any]:
-    options = self.pipeline.options
+  def identity(self) -> dict[str, Any]:
+    """What a position depends on, see `IndexedIterator`."""
+    options = self.options
     return {
-      'corpus_digest': self.pipeline.corpus.digest,
-      'shard': self.pipeline.shard,
+      'corpus_digest': self.corpus.digest,
+      'shard': self.shard,
       'num_shards': options.num_shards,
       'batch_size': options.batch_size,
       'sequence_length': options.sequence_length,
       'seed': options.seed,
     }
+
+
+class TextIterator(IndexedIterator):
+  """Iterates over a `TextPipeline`, endlessly, from a position.
+
+  'tokens' is [batch, sequence_length + 1], of a scan [step, batch, ...].
+  """
 
 
 def train_batches(

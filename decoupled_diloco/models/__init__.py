@@ -6,3 +6,5 @@ from decoupled_diloco.models.transformer import Transformer as Transformer
 from decoupled_diloco.models.transformer import (
   TransformerOptions as TransformerOptions,
 )
+from decoupled_diloco.models.vit import Vit as Vit
+from decoupled_diloco.models.vit import VitOptions as VitOptions

@@ -9,7 +9,7 @@ CPU backend transposes element by element for a gradient that is summed over
 two axes, which makes a step twice as slow. To a TPU it is the same.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -148,16 +148,28 @@ class Attention(nnx.Module):
     return self.out(mixed.reshape(-1, *heads)).reshape(x.shape)
 
 
+class Extra(NamedTuple):
+  """What an MLP gives besides its update.
+
+  Attributes:
+    penalty: float32 scalar that is added to the training loss, for example
+      for a bad balance of experts; zero for a dense MLP.
+    metrics: float32 scalars to report.
+  """
+
+  penalty: Float[Array, '']
+  metrics: dict[str, Float[Array, '']]
+
+
 class Mlp(Protocol):
   """What a block asks of its MLP; a mixture of experts is another one.
 
-  Returns the update of the residual stream and a float32 penalty that is
-  added to the training loss (load balancing; zero for a dense MLP).
+  Returns the update of the residual stream, and what there is besides.
   """
 
   def __call__(
     self, x: Float[Array, 'batch sequence width']
-  ) -> tuple[Float[Array, 'batch sequence width'], Float[Array, '']]: ...
+  ) -> tuple[Float[Array, 'batch sequence width'], Extra]: ...
 
 
 class GatedMlp(nnx.Module):
@@ -197,12 +209,12 @@ class GatedMlp(nnx.Module):
     )
 
   def __call__(
-    self, x: Float[Array, 'batch sequence width']
-  ) -> tuple[Float[Array, 'batch sequence width'], Float[Array, '']]:
+    self, x: Float[Array, '*batch width']
+  ) -> tuple[Float[Array, '*batch width'], Extra]:
     tokens = x.reshape(-1, x.shape[-1])
     gate = MLP_ACTIVATIONS[self.activation](self.gate(tokens))
     update = self.down(gate * self.up(tokens))
-    return update.reshape(x.shape), jnp.zeros((), jnp.float32)
+    return update.reshape(x.shape), Extra(jnp.zeros((), jnp.float32), {})
 
 
 def scaled_init(scale: float) -> nnx.Initializer:

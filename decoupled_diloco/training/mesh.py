@@ -23,14 +23,15 @@ BATCH_AXES = ('data', 'fsdp')
 AXES = (*BATCH_AXES, 'tensor')
 
 # Logical axis -> mesh axes. The first rule that finds its mesh axes free
-# wins, so that an activation's batch takes `fsdp` before its width does.
+# wins, so that an activation's batch takes `fsdp` before its width does, and
+# experts are dealt out whole rather than cut up.
 DEFAULT_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
   ('batch', BATCH_AXES),
   ('vocab', 'tensor'),
   ('heads', 'tensor'),
   ('kv_heads', 'tensor'),
-  ('mlp', 'tensor'),
   ('expert', 'tensor'),
+  ('mlp', 'tensor'),
   ('embed', 'fsdp'),
   ('head_dim', None),
   ('layers', None),

@@ -94,11 +94,11 @@ def test_gated_mlp(activation, function):
     rngs=nnx.Rngs(0),
   )
   x = jax.random.normal(jax.random.key(1), (2, 3, WIDTH))
-  update, penalty = mlp(x)
+  update, extra = mlp(x)
   gate, up, down = (m.kernel[...] for m in (mlp.gate, mlp.up, mlp.down))
   expected = (function(x @ gate) * (x @ up)) @ down
   np.testing.assert_allclose(update, expected, rtol=1e-5, atol=1e-6)
-  assert penalty == 0.0
+  assert extra == (0.0, {})
 
 
 def test_norm_keeps_the_dtype_and_has_unit_root_mean_square():

@@ -1,5 +1,7 @@
 """Meshes and shardings, on eight virtual devices."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -59,6 +61,30 @@ def test_logical_axes_of_the_transformer():
   )
   assert block['mlp']['down']['kernel'] == PartitionSpec('tensor', 'fsdp')
   assert block['mlp_norm']['scale'] == PartitionSpec(None)
+
+
+def test_logical_axes_of_experts():
+  options = dataclasses.replace(OPTIONS, num_experts=4, scan_layers=True)
+  task = language_model_task(options)
+  mlp = specs(task, make(1, 2, 2))['layers']['mlp']
+  # Experts are dealt out whole, and their rows or columns of `embed` sharded.
+  assert mlp['experts']['up']['kernel'] == PartitionSpec(
+    None, 'tensor', 'fsdp', None
+  )
+  assert mlp['experts']['down']['kernel'] == PartitionSpec(
+    None, 'tensor', None, 'fsdp'
+  )
+  # All devices route alike.
+  assert mlp['router']['kernel'] == PartitionSpec(None, 'fsdp', None)
+  # By another rule: experts over `fsdp`, and each of them over `tensor`.
+  rules = (('expert', 'fsdp'), *meshes.DEFAULT_RULES)
+  mlp = specs(task, make(1, 2, 2), rules=rules)['layers']['mlp']
+  assert mlp['experts']['up']['kernel'] == PartitionSpec(
+    None, 'fsdp', None, 'tensor'
+  )
+  three = dataclasses.replace(options, num_experts=3)
+  with pytest.raises(ValueError, match=r"'expert' of 3 .*\('expert', None\)"):
+    meshes.shardings(language_model_task(three), make(1, 2, 2))
 
 
 def test_parameters_without_axes_are_sharded_by_their_shape():
