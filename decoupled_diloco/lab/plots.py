@@ -1,0 +1,112 @@
+"""A study's rows as a picture."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from decoupled_diloco.lab.tables import Row
+
+# Distinguishable also without colour.
+_MARKERS = 'osD^vPX*<>'
+
+
+def save(
+  rows: Sequence[Row],
+  path: pathlib.Path,
+  *,
+  title: str,
+  plot: Mapping[str, Any],
+) -> None:
+  """Writes a PNG: a figure of the rows over a factor, or their loss curves.
+
+  Args:
+    rows: of the table.
+    path: of the file.
+    title: above the picture.
+    plot: `x`, a factor, or 'tokens' for curves over merged tokens; `y`, 'loss'
+      or a figure; `lines`, the factor that has a line per value ('' for one
+      line in all); `log_x`.
+
+  Raises:
+    ValueError: if x or lines is no factor.
+    ImportError: without matplotlib; it comes with the extra `lab`.
+  """
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(7, 4.5), layout='constrained')
+  FigureCanvasAgg(figure)
+  axes = figure.subplots()
+  if plot['x'] == 'tokens':
+    _draw_curves(axes, rows)
+  else:
+    _draw_factors(axes, rows, plot)
+  axes.set_title(title)
+  axes.grid(alpha=0.3)
+  if axes.get_legend_handles_labels()[0]:
+    axes.legend(fontsize='small')
+  figure.savefig(path, dpi=150)
+
+
+def _draw_curves(axes: Any, rows: Sequence[Row]) -> None:
+  for index, row in enumerate(rows):
+    if row.curve:
+      tokens, losses = zip(*row.curve, strict=True)
+      marker = _MARKERS[index % len(_MARKERS)]
+      axes.plot(
+        tokens,
+        losses,
+        marker=marker,
+        markevery=0.2,
+        ms=4,
+        lw=1.2,
+        label=row.name,
+      )
+  axes.set_xlabel('merged tokens')
+  axes.set_ylabel('held-out loss (nats per token)')
+
+
+def _draw_factors(
+  axes: Any, rows: Sequence[Row], plot: Mapping[str, Any]
+) -> None:
+  x, y, lines = plot['x'], plot['y'], plot['lines']
+  for name in filter(None, (x, lines)):
+    if not any(name in row.factors for row in rows):
+      raise ValueError(
+        f'plot names {name!r}, which is no factor of the study; there are '
+        f'{", ".join(rows[0].factors)}.'
+      )
+  by_line: dict[Any, list[Row]] = {}
+  for row in rows:
+    by_line.setdefault(row.factors.get(lines), []).append(row)
+  positions = list(dict.fromkeys(row.factors.get(x) for row in rows))
+  is_numeric = all(isinstance(value, int | float) for value in positions)
+  for index, (value, members) in enumerate(by_line.items()):
+    at = [
+      row.factors.get(x) if is_numeric else positions.index(row.factors.get(x))
+      for row in members
+    ]
+    heights = [
+      row.loss if y == 'loss' else row.figures.get(y, float('nan'))
+      for row in members
+    ]
+    axes.errorbar(
+      at,
+      heights,
+      yerr=[row.spread for row in members] if y == 'loss' else None,
+      marker=_MARKERS[index % len(_MARKERS)],
+      capsize=3,
+      lw=1.2,
+      label=f'{lines}={value}' if lines else None,
+    )
+  if is_numeric and plot['log_x']:
+    axes.set_xscale('log', base=2)
+  if is_numeric:
+    axes.set_xticks(positions, [f'{value:g}' for value in positions])
+    axes.minorticks_off()
+  else:
+    axes.set_xticks(range(len(positions)), [str(value) for value in positions])
+  axes.set_xlabel(x)
+  axes.set_ylabel(
+    'held-out loss (nats per token)' if y == 'loss' else y.replace('_', ' ')
+  )
