@@ -155,21 +155,31 @@ def cells_of(config: Any) -> list[Cell]:
   ]
 
 
-def _varied(run: Any, variant: Variant, seed: int) -> dict[str, Any]:
-  varied = copy.deepcopy(run)
-  varied.seed = seed
-  for field, value in variant.changes.items():
+def change(run: Any, changes: Mapping[str, Any]) -> None:
+  """Sets fields of a run's config, named with dots.
+
+  Raises:
+    ValueError: if there is no such field.
+  """
+  for field, value in changes.items():
+    *sections, last = field.split('.')
+    section = run
     try:
-      with varied.ignore_type():
-        *sections, last = field.split('.')
-        section = varied
-        for name in sections:
-          section = section[name]
-        # Learners' own fields are free; all others exist.
+      for name in sections:
+        section = section[name]
+      with section.ignore_type():
         section[last] = value
     except (KeyError, AttributeError, TypeError) as error:
       raise ValueError(
-        f'The variant {variant.name!r} changes {field!r}, which is no field of '
-        f'a run: {error}'
+        f'{field!r} is no field of a run: {error.args[0]}'
       ) from error
+
+
+def _varied(run: Any, variant: Variant, seed: int) -> dict[str, Any]:
+  varied = copy.deepcopy(run)
+  varied.seed = seed
+  try:
+    change(varied, variant.changes)
+  except ValueError as error:
+    raise ValueError(f'The variant {variant.name!r}: {error}') from error
   return varied.to_dict()

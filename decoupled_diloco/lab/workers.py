@@ -8,7 +8,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 
@@ -19,7 +19,7 @@ def available_cores() -> list[int]:
 
 def run_all(
   work: Callable[[Any], Any], items: Sequence[Any], processes: int
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any]]:
   """Yields (index, result) of every item, as they are done.
 
   When the iterator is closed, or work fails, what runs is ended and what waits

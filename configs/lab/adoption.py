@@ -1,0 +1,47 @@
+"""What to do with a newer version? Three rules, over lateness and loss.
+
+  scripts/run python -m decoupled_diloco.lab --config=configs/lab/adoption.py
+
+Four learners of one speed share 2.5M bytes; their links take so long that the
+result of a hand-over is adopted 1, 2, 4 or 8 scans later, or a share of the
+contributions is lost. 63 runs: twenty minutes on two cores.
+"""
+
+from decoupled_diloco.lab import runs, study
+
+TOKENS = 2.5e6
+SCAN_SECONDS = 4.0
+RULES = (('overwrite', 0.0), ('mix', 0.5), ('rebase', 0.0))
+
+
+def get_config():
+  config = study.default_study('adoption')
+  config.run = runs.small_run()
+  study.change(config.run, runs.budget(TOKENS, 4))
+  for rule, alpha in RULES:
+    for scans in (1, 2, 4, 8):
+      _add(config, rule, alpha, scans, 0.0)
+    for loss in (0.1, 0.3, 0.5):
+      _add(config, rule, alpha, 1, loss)
+  config.reference.rule = 'overwrite'
+  config.reference_by = ('scans late', 'lost')
+  config.plot.x = 'scans late'
+  config.plot.lines = 'rule'
+  return config
+
+
+def _add(config, rule, alpha, scans, loss):
+  study.add(
+    config,
+    factors={'rule': rule, 'scans late': scans, 'lost': loss},
+    changes={
+      'adopt.rule': rule,
+      'adopt.alpha': alpha,
+      # There and back again within that many scans.
+      'link.latency_seconds': (scans - 0.5) * SCAN_SECONDS / 2,
+      'link.loss': loss,
+      'link.on_loss': 'dropped',
+      'lead.max_rounds_in_flight': 12,
+      'grace.overlap_scans': scans,
+    },
+  )
