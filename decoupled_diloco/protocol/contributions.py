@@ -2,8 +2,14 @@
 
 from typing import TypeAlias
 
-from decoupled_diloco.protocol import grace, pace, rounds
-from decoupled_diloco.protocol.effects import Accept, Discard, Effect
+from decoupled_diloco.protocol import grace, outliers, pace, rounds
+from decoupled_diloco.protocol.effects import (
+  Accept,
+  Discard,
+  Disconnect,
+  Effect,
+  Notice,
+)
 from decoupled_diloco.protocol.events import MessageArrived, PayloadFacts
 from decoupled_diloco.protocol.messages import (
   Contribution,
@@ -36,14 +42,16 @@ def take(
   assert isinstance(entry, Contribution)
   refusal = _objection(options, state, entry, event.payload)
   state = listen(options, state, event)
+  if refusal is None:
+    state, refusal = _weigh(options, state, entry, event.payload)
   if refusal:
     pace.refuse(entry, *refusal, effects)
-    return state
+    return _note_unsound(options, state, entry, *refusal, effects)
   effects.append(Accept(entry.learner, entry.round))
   member = state.members[entry.learner]
   state = state.with_member(
     entry.learner,
-    member._replace(last_round=max(member.last_round, entry.round)),
+    member._replace(last_round=max(member.last_round, entry.round), unsound=0),
   )
   round_ = state.round_of(options, entry.round)
   return state.with_round(round_.with_entry(event.now, entry))
@@ -64,7 +72,7 @@ def _objection(
       f'round {entry.round} exchanges fragment '
       f'{options.schedule.fragment_of(entry.round)}, not {entry.fragment}',
     )
-  if state.phase is Phase.DRAINING:
+  if state.phase in (Phase.DRAINING, Phase.SAVING):
     newest_allowed = state.current + options.schedule.num_fragments - 1
   elif state.phase is Phase.RUNNING:
     newest_allowed = options.newest_proposal(state.current)
@@ -80,9 +88,13 @@ def _objection(
   member = state.members[entry.learner]
   if 0 <= entry.round == member.merged_rounds[entry.fragment]:
     return Reason.DUPLICATE, f'its part in round {entry.round} was merged'
+  if timing and entry.round in state.cancelled:
+    # Late for a round means that its publication is near; here none is.
+    return Reason.NO_QUORUM, f'round {entry.round} ended without a merge'
   if timing:
     return timing
-  if state.phase is Phase.DRAINING and entry.round not in state.drain_open:
+  is_over = state.phase in (Phase.DRAINING, Phase.SAVING)
+  if is_over and entry.round not in state.drain_open:
     return Reason.LATE, f'round {entry.round} of the drain is over'
   if entry.steps <= 0 or entry.tokens <= 0:
     return Reason.EMPTY, f'{entry.steps} steps with {entry.tokens} tokens'
@@ -92,10 +104,67 @@ def _objection(
   if stale:
     return Reason.STALE, stale
   if payload is None or not payload.is_intact:
-    return Reason.CORRUPT, 'checksum or length mismatch; hand over again'
+    return Reason.CORRUPT, 'it was damaged on its way; hand over again'
+  if not payload.fits_layout:
+    return (
+      Reason.WRONG_LAYOUT,
+      f'{payload.num_bytes} bytes, framing included, came undamaged, but are '
+      f'not of the length of fragment {entry.fragment}: the learner has '
+      'another plan or codec than its layout says',
+    )
   if payload.norm is None:
     return Reason.NOT_FINITE, 'the delta holds NaN or infinity'
   return None
+
+
+def _weigh(
+  options: SyncerOptions,
+  state: SyncerState,
+  entry: Contribution,
+  payload: PayloadFacts | None,
+) -> tuple[SyncerState, tuple[Reason, str] | None]:
+  """Refuses what is wildly large; takes the others in as what is usual."""
+  assert payload is not None
+  assert payload.norm is not None
+  version = state.versions[entry.fragment]
+  sample = outliers.Sample(version, entry.steps, payload.norm)
+  guard = outliers.outlier_guard(options.outliers)
+  usual, objection = guard.update(state.outliers, entry.fragment, sample)
+  return (
+    state._replace(outliers=usual),
+    (Reason.OUTLIER, objection) if objection else None,
+  )
+
+
+def _note_unsound(
+  options: SyncerOptions,
+  state: SyncerState,
+  entry: Contribution,
+  reason: Reason,
+  detail: str,
+  effects: list[Effect],
+) -> SyncerState:
+  """Quarantines a learner whose arithmetic is wrong time and again."""
+  if reason not in outliers.UNSOUND:
+    return state
+  member = state.members[entry.learner]
+  if entry.total_steps <= member.unsound_steps:
+    return state  # A copy of one that was counted.
+  member = member._replace(
+    unsound=member.unsound + 1, unsound_steps=entry.total_steps
+  )
+  if member.unsound == options.outliers.max_refusals:
+    why = (
+      f'learner {entry.learner} is quarantined: {member.unsound} unsound '
+      f'contributions in a row, the last one {reason} ({detail}); look at its '
+      'hardware, its data and its inner learning rate, then start it anew.'
+    )
+    effects.append(Notice(why))
+    effects.append(
+      Disconnect(entry.learner, member.incarnation, why, is_final=True)
+    )
+    member = member._replace(is_connected=False, quarantine=why)
+  return state.with_member(entry.learner, member)
 
 
 def reopen_gap(

@@ -7,6 +7,9 @@ has trained since it last adopted it; after that it trains no further. A round
 of the drain ends when everybody who is connected is in or has said farewell,
 or when the time is up, so that a learner that finished early, hangs or died
 holds nobody up.
+
+When the last round is merged, what is final is saved. Only then are learners
+told that the run has ended: whoever hears it may rely on the checkpoint.
 """
 
 from decoupled_diloco.protocol import pace
@@ -16,7 +19,9 @@ from decoupled_diloco.protocol.effects import (
   Effect,
   Finish,
   Notice,
+  Save,
 )
+from decoupled_diloco.protocol.events import Saved
 from decoupled_diloco.protocol.messages import DrainStarted, Reason, RunEnded
 from decoupled_diloco.protocol.rounds import Stage
 from decoupled_diloco.protocol.syncer_state import (
@@ -86,6 +91,7 @@ def begin(
     phase=Phase.DRAINING,
     current=first,
     drain_open=frozenset(range(first, first + options.schedule.num_fragments)),
+    drain_seconds=drain_seconds,
     drain_until=now + drain_seconds,
     end_reason=reason,
     has_met_budget=has_met_budget,
@@ -110,10 +116,38 @@ def close(state: SyncerState, now: float) -> SyncerState:
   return state
 
 
-def finish(state: SyncerState, effects: list[Effect]) -> SyncerState:
-  """Ends the run when nothing is being merged and nobody can add anything."""
+def save(state: SyncerState, effects: list[Effect]) -> SyncerState:
+  """Saves when nothing is being merged and nobody can add anything."""
   if state.phase is not Phase.DRAINING or state.rounds or state.drain_open:
     return state
-  effects.append(Broadcast(RunEnded(state.end_reason)))
-  effects.append(Finish(state.end_reason))
-  return state._replace(phase=Phase.FINISHED)
+  effects.append(Save(state.end_reason))
+  return state._replace(phase=Phase.SAVING)
+
+
+def reassure(
+  state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  """Tells learners that the syncer is there while it merges and saves.
+
+  They give it up when it is silent for twice the time of the drain, and the
+  last merges and the final checkpoint may take longer.
+  """
+  is_ending = state.phase in (Phase.DRAINING, Phase.SAVING)
+  if not is_ending or now < state.drain_until:
+    return state
+  effects.append(Broadcast(DrainStarted(state.current, state.drain_seconds)))
+  return state._replace(drain_until=now + state.drain_seconds)
+
+
+def finish(
+  state: SyncerState, event: Saved, effects: list[Effect]
+) -> SyncerState:
+  """Ends the run; as a failure if what is final could not be saved."""
+  if state.phase is not Phase.SAVING:
+    raise ValueError(f'{event} comes without a `Save`.')
+  reason = state.end_reason
+  if event.error:
+    reason = f'{reason}, but the final checkpoint is lost: {event.error}'
+  effects.append(Broadcast(RunEnded(reason)))
+  effects.append(Finish(reason, is_failure=bool(event.error)))
+  return state._replace(phase=Phase.FINISHED, end_reason=reason)

@@ -101,7 +101,8 @@ class Disconnect:
   """Close a learner's connection.
 
   Attributes:
-    is_final: it is superseded: tell it, with a `Rejection`, not to come back.
+    is_final: it is superseded or quarantined: tell it, with a `Rejection`, not
+      to come back.
   """
 
   learner: int
@@ -125,12 +126,26 @@ class Notice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Save:
+  """Save what is final, beside the machine's thread; then `Saved`.
+
+  Nothing changes the global parameters any more.
+
+  Attributes:
+    reason: why the run ended.
+  """
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finish:
-  """Save what is final and stop; nothing follows.
+  """Stop; nothing follows.
 
   Attributes:
     reason: a sentence for people.
-    is_failure: it ends because it may not take part.
+    is_failure: it ends because it may not take part, or because what is final
+      could not be saved.
   """
 
   reason: str
@@ -201,6 +216,7 @@ Effect: TypeAlias = (
   | Disconnect
   | WakeAt
   | Notice
+  | Save
   | Finish
   | HandOver
   | Resend

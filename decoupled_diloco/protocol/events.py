@@ -17,14 +17,16 @@ class PayloadFacts:
 
   Attributes:
     num_bytes: its size on the wire, framing included.
-    is_intact: length and checksum are right.
+    is_intact: it is, byte for byte, what was sent.
     norm: Euclidean norm of the decoded delta; None if it is not finite, or if
       the payload could not be decoded.
+    fits_layout: it has the length that its fragment takes in the codec.
   """
 
   num_bytes: int
   is_intact: bool = True
   norm: float | None = 0.0
+  fits_layout: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +68,18 @@ class MergeDone:
   round: int
   num_bytes: int
   norm: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Saved:
+  """The syncer's shell has saved what is final, or cannot.
+
+  Attributes:
+    error: why it could not be saved, in words; '' if it was.
+  """
+
+  now: float
+  error: str = ''
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,6 +125,7 @@ Event: TypeAlias = (
   | ConnectionLost
   | TimePassed
   | MergeDone
+  | Saved
   | StopRequested
   | Compiled
   | ScanEnded

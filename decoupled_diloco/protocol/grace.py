@@ -11,6 +11,10 @@ Where learners train on whatever happens, a round's grace begins only when K_min
 of them have come back with the next round (see `quorum`). That scan is not part
 of xi_quorum: it costs them nothing, and without it a learner behind a slow link
 would have its hand-overs refused as late.
+
+The first contributions of a run tell how long an inner step takes, but until a
+first round is published nobody knows xi_sync: it counts as nothing then. The
+cap alone would be a poor guess, for scans of any length.
 """
 
 import dataclasses
@@ -24,7 +28,9 @@ class GraceOptions:
 
   Attributes:
     gamma: share of the free time, from 0 (no grace) to 1.
-    overlap_scans: tau in scans; tau = overlap_scans * K inner steps.
+    overlap_scans: tau in scans; tau = overlap_scans * K inner steps. Learners
+      that wait for each round have no overlap: there it says how much of
+      a scan they may wait for one another.
     cap_seconds: never wait longer than this.
     decay: share of the past in the moving averages.
   """
@@ -113,23 +119,25 @@ def window(
     learners: those whose overlap counts, usually the connected ones.
 
   Returns:
-    Seconds in [0, cap_seconds], and where they come from.
+    Seconds in [0, cap_seconds], and where they come from. If nothing is known
+    of these learners' steps, it is the cap.
   """
   known = [
     state.step_seconds[learner]
     for learner in learners
     if learner in state.step_seconds
   ]
-  if not known or state.sync_seconds is None:
+  if not known:
     return GraceDecision(options.cap_seconds, 'no estimate yet: the cap')
   overlap_seconds = options.overlap_scans * steps_per_scan * min(known)
-  free = overlap_seconds - quorum_seconds - state.sync_seconds
+  sync = state.sync_seconds
+  free = overlap_seconds - quorum_seconds - (sync or 0.0)
   seconds = min(max(options.gamma * free, 0.0), options.cap_seconds)
+  sync_text = 'sync unknown' if sync is None else f'sync {sync:.3g} s'
   return GraceDecision(
     seconds,
     f'{options.gamma:g} x (overlap {overlap_seconds:.3g} s - quorum '
-    f'{quorum_seconds:.3g} s - sync {state.sync_seconds:.3g} s), '
-    f'cap {options.cap_seconds:g} s',
+    f'{quorum_seconds:.3g} s - {sync_text}), cap {options.cap_seconds:g} s',
   )
 
 

@@ -81,9 +81,11 @@ def _hand_over(
     total_steps=state.total_steps,
     total_tokens=state.total_tokens,
     step_seconds=state.step_seconds,
+    # With a higher limit it waits for an earlier round, and comes back after
+    # this one without its publication.
     is_waiting=state.drain_first is None
     and options.on_lead_limit == 'wait'
-    and _exceeds_lead(options, state, number),
+    and options.max_rounds_in_flight == 0,
   )
   effects.append(HandOver(contribution))
   state = state.with_ledger(
@@ -144,6 +146,9 @@ def lose(
     # be open: it is the next one again.
     missed = {r for r in state.missed | {round_} if r >= state.newest_round}
     state = state._replace(missed=frozenset(missed))
+    if round_ == state.last_round and round_ not in missed:
+      # Nor is there a publication that a learner at its limit could wait for.
+      state = state._replace(last_round=round_ - 1)
   # A farewell that announced this round no longer holds.
   return state._replace(has_said_farewell=False)
 

@@ -2,15 +2,15 @@
 
 Everything happens at scan boundaries: the fragment of the next round is handed
 over *first* (so that its delta holds the whole scan), then newer versions that
-have come in are adopted, then the next scan starts. Only a learner that waits,
-joins or drains acts between boundaries.
+have come in are adopted, then the next scan starts. (With one exception, see
+`adoption.before_hand_over`.) Only a learner that waits, joins or drains acts
+between boundaries.
 """
 
 from collections.abc import Mapping
 
-from decoupled_diloco.protocol import hand_over
+from decoupled_diloco.protocol import adoption, hand_over
 from decoupled_diloco.protocol.effects import (
-  Adopt,
   Effect,
   Finish,
   Forget,
@@ -32,7 +32,6 @@ from decoupled_diloco.protocol.events import (
 from decoupled_diloco.protocol.learner_state import (
   LearnerOptions,
   LearnerState,
-  Ledger,
   Phase,
   Staged,
   initial_state,
@@ -227,6 +226,7 @@ def _end_scan(
     ),
   )
   if state.drain_first is None:
+    state = adoption.before_hand_over(options, state, effects)
     state = hand_over.for_next_round(options, state, effects)
   return state
 
@@ -240,7 +240,7 @@ def _act_between_scans(
     if state.drain_first is not None:
       return hand_over.everything(options, state, effects)
     return state
-  state = _adopt_staged(options, state, effects)
+  state = adoption.everything(options, state, effects)
   if not state.holds_everything:
     return state
   if state.drain_first is not None:
@@ -260,34 +260,6 @@ def _act_between_scans(
     return state._replace(phase=Phase.WAITING, waits_for=reason)
   effects.append(StartScan(options.schedule.global_step_of(state.next_round)))
   return state._replace(phase=Phase.TRAINING, waits_for='')
-
-
-def _adopt_staged(
-  options: LearnerOptions, state: LearnerState, effects: list[Effect]
-) -> LearnerState:
-  for fragment in sorted(state.staged):
-    staged = state.staged[fragment]
-    ledger = state.ledgers[fragment]
-    flight = ledger.flight
-    merged_round = flight.round if flight and flight.is_merged else -1
-    effects.append(Adopt(staged.round, fragment, staged.version, merged_round))
-    if flight and (flight.is_merged or flight.round <= staged.round):
-      if not flight.is_merged:
-        effects.append(Forget(flight.round, fragment))
-      flight_left = None
-    else:
-      flight_left = flight
-    steps = tokens = 0
-    if options.keeps_progress:
-      # What no merge has seen stays in the local copy, and on the books.
-      seen = flight.contribution if flight and flight.is_merged else None
-      steps = ledger.steps - (seen.steps if seen else 0)
-      tokens = ledger.tokens - (seen.tokens if seen else 0)
-    state = state.with_ledger(
-      fragment, Ledger(staged.version, steps, tokens, flight_left)
-    )
-    state = state._replace(adopted_round=max(state.adopted_round, staged.round))
-  return state._replace(staged={})
 
 
 def _finish(

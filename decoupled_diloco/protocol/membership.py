@@ -70,6 +70,11 @@ class Member(NamedTuple):
     last_round: the newest round that holds a contribution of it; -1 if none.
     merged_rounds: per fragment, the last round in which it was merged; or -1.
     total_steps, total_tokens: how far it has come, over all its lives.
+    unsound: how many contributions in a row were refused because its
+      arithmetic is wrong.
+    unsound_steps: its total steps at the last of them; -1 before the first.
+    quarantine: why it is kept out until another process takes its number; ''
+      if it is not.
   """
 
   incarnation: int
@@ -83,6 +88,9 @@ class Member(NamedTuple):
   total_steps: int = 0
   total_tokens: int = 0
   heard_incarnation: int = 0
+  unsound: int = 0
+  unsound_steps: int = -1
+  quarantine: str = ''
 
   @property
   def is_expected(self) -> bool:
@@ -146,11 +154,19 @@ def objection(
       f'{member.heard_incarnation}); this process (incarnation '
       f'{hello.incarnation}) is superseded.'
     )
+  # Another process may run on sound hardware; this one is what it was.
+  if member is not None and hello.incarnation > 0 and member.quarantine:
+    return member.quarantine
   return None
 
 
 def admit(
-  member: Member | None, *, now: float, incarnation: int, num_fragments: int
+  member: Member | None,
+  *,
+  now: float,
+  incarnation: int,
+  num_fragments: int,
+  is_new_process: bool = True,
 ) -> Member:
   """The member after its admission, with what is remembered of former lives."""
   if member is None:
@@ -164,6 +180,8 @@ def admit(
       last_round=-1,
       merged_rounds=(-1,) * num_fragments,
     )
+  if is_new_process:
+    member = member._replace(unsound=0, unsound_steps=-1, quarantine='')
   return member._replace(
     incarnation=incarnation,
     is_connected=True,

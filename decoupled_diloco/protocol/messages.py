@@ -22,9 +22,11 @@ class Reason(enum.StrEnum):
   WRONG_FRAGMENT = 'wrong_fragment'  # Not what the schedule gives this round.
   STALE = 'stale'  # The base is too many versions old, or from the future.
   EMPTY = 'empty'  # No steps or no tokens: nothing to weigh.
-  CORRUPT = 'corrupt'  # Checksum or length mismatch: hand over again.
-  NO_QUORUM = 'no_quorum'  # The others of its round had become too stale.
+  CORRUPT = 'corrupt'  # Damaged on its way: hand over again.
+  WRONG_LAYOUT = 'wrong_layout'  # Whole, but not as long as its fragment.
+  NO_QUORUM = 'no_quorum'  # Its round ended without a merge.
   NOT_FINITE = 'not_finite'  # NaN or infinity in the delta.
+  OUTLIER = 'outlier'  # The delta is wildly larger than those before it.
   DRAINING = 'draining'  # The round ended without a quorum at the drain.
 
 
@@ -228,9 +230,13 @@ class Refusal:
 class DrainStarted:
   """The budget is met: hand every fragment over once more, train no further.
 
+  It is said again for as long as the syncer then merges and saves, so that
+  learners know that it is there.
+
   Attributes:
     first_round: the P rounds from here on are the last.
-    seconds: how long the syncer will wait for them.
+    seconds: how long the syncer waits for them. A learner that hears nothing
+      for twice this time gives it up.
   """
 
   first_round: int

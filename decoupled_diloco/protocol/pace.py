@@ -50,7 +50,7 @@ def start_run(
       )
     )
   effects.append(Broadcast(RoundOpened(0, options.schedule.fragment_of(0))))
-  return state._replace(phase=Phase.RUNNING, current=0)
+  return state._replace(phase=Phase.RUNNING, current=0, paced_at=now)
 
 
 def start_deadline(options: SyncerOptions, state: SyncerState) -> float:
@@ -67,42 +67,66 @@ def advance(
     return state
   first = state.current
   while True:
+    state = _begin_grace(options, state, now, effects)
     round_ = state.round_of(options, state.current)
-    decision = quorum.decide(
-      options.quorum,
-      contributors=round_.contributors,
-      returned=rounds.returned(state.rounds, round_.number),
-      expected=_still_possible(state, round_),
-    )
-    if not decision.is_reached:
+    if round_.stage is Stage.OPEN:
       break
-    quorum_seconds = round_.quorum_seconds(options.quorum.min_learners)
-    if decision.is_unanimous:
-      window = grace.GraceDecision(0.0, decision.reason)
-    else:
-      window = grace.window(
-        options.grace,
-        state.grace,
-        steps_per_scan=options.schedule.steps_per_scan,
-        quorum_seconds=quorum_seconds,
-        learners=state.connected,
-      )
-    effects.append(
-      GraceBegan(
-        round_.number,
-        round_.fragment,
-        quorum_seconds,
-        window.seconds,
-        window.reason,
-      )
-    )
-    state = state.with_round(
-      round_._replace(stage=Stage.GRACE, deadline=now + window.seconds)
-    )._replace(current=round_.number + 1)
+    # Without K_min learners that can do something for the next round already,
+    # it would only take in those that come while this one's grace lasts.
+    returned = rounds.returned(state.rounds, round_.number)
+    is_held = len(returned) < options.quorum.min_learners
+    if is_held and not _is_over(state, round_, now):
+      break
+    state = state._replace(current=round_.number + 1, paced_at=round_.quorum_at)
   if state.current != first:
     fragment = options.schedule.fragment_of(state.current)
     effects.append(Broadcast(RoundOpened(state.current, fragment)))
   return state
+
+
+def _begin_grace(
+  options: SyncerOptions, state: SyncerState, now: float, effects: list[Effect]
+) -> SyncerState:
+  """Gives the current round its grace if it has its quorum now."""
+  round_ = state.round_of(options, state.current)
+  if round_.stage is not Stage.OPEN:
+    return state
+  times = state.return_times(options)
+  decision = quorum.decide(
+    options.quorum,
+    contributors=round_.contributors,
+    returned=rounds.returned(state.rounds, round_.number).union(
+      learner for learner, at in times.items() if now >= at
+    ),
+    expected=_still_possible(state, round_),
+  )
+  if not decision.is_reached:
+    return state
+  quorum_seconds = round_.quorum_seconds(options.quorum.min_learners)
+  if decision.is_unanimous:
+    window = grace.GraceDecision(0.0, decision.reason)
+  else:
+    window = grace.window(
+      options.grace,
+      state.grace,
+      steps_per_scan=options.schedule.steps_per_scan,
+      quorum_seconds=quorum_seconds,
+      learners=state.connected,
+    )
+  effects.append(
+    GraceBegan(
+      round_.number,
+      round_.fragment,
+      quorum_seconds,
+      window.seconds,
+      window.reason,
+    )
+  )
+  return state.with_round(
+    round_._replace(
+      stage=Stage.GRACE, quorum_at=now, deadline=now + window.seconds
+    )
+  )
 
 
 def close(state: SyncerState, now: float) -> SyncerState:
@@ -115,9 +139,7 @@ def close(state: SyncerState, now: float) -> SyncerState:
   closed = set()
   for _, round_ in sorted(state.rounds.items(), reverse=True):
     if round_.stage is Stage.GRACE and (
-      now >= round_.deadline
-      or _still_possible(state, round_) <= round_.contributors
-      or round_.fragment in closed
+      _is_over(state, round_, now) or round_.fragment in closed
     ):
       round_ = round_._replace(stage=Stage.CLOSED, closed_at=now)
       state = state.with_round(round_)
@@ -156,7 +178,7 @@ def merge(
         effects.append(Discard(entry.learner, number))
       entries = ()
     if not entries:
-      state = state.without_round(number)
+      state = _cancel(options, state, number)
       continue
     effects.append(Merge(number, round_.fragment, version + 1, shares))
     busy.add(round_.fragment)
@@ -179,6 +201,25 @@ def refuse(
     detail=detail,
   )
   effects.append(Send(entry.learner, refusal))
+
+
+def _cancel(
+  options: SyncerOptions, state: SyncerState, number: int
+) -> SyncerState:
+  """Forgets a round; but not at once that no publication of it will come."""
+  oldest = number - options.rounds_remembered
+  kept = {other for other in state.cancelled if other >= oldest}
+  return state.without_round(number)._replace(
+    cancelled=frozenset(kept | {number})
+  )
+
+
+def _is_over(state: SyncerState, round_: Round, now: float) -> bool:
+  """Whether a round's grace has ended, or everybody is in."""
+  return (
+    now >= round_.deadline
+    or _still_possible(state, round_) <= round_.contributors
+  )
 
 
 def _still_possible(state: SyncerState, round_: Round) -> frozenset[int]:

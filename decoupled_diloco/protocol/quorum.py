@@ -5,9 +5,14 @@ contributed to t *and* K_min have come back with t+1. So the K_min-th fastest
 learner sets the pace, one round per scan of its own, whatever the latency, and
 rounds cannot race ahead of the learners.
 
-A learner that waits for the round's publication cannot come back before it, so
-it counts as one that has. And when every connected learner is in, there is
-nobody to wait for: the round ends at once.
+A learner that waits for the round's publication cannot come back before it, nor
+can one whose only fragment is in flight (P = 1). Such a learner counts as come
+back once a scan of its own had the time to be made since the round before had
+its quorum; and as there is nothing to do for the next round meanwhile, that is
+opened when the grace is over. So the pace is the same.
+
+When every connected learner is in, there is nobody to wait for: the round ends
+at once.
 """
 
 import dataclasses
@@ -59,8 +64,7 @@ def decide(
   Args:
     options: K_min.
     contributors: learners with a contribution to the round.
-    returned: learners that have come back with the next one, or that wait for
-      this one.
+    returned: learners that have come back with the next one, or count as such.
     expected: connected learners that could still contribute, or have.
   """
   required = options.min_learners

@@ -33,6 +33,7 @@ class Round(NamedTuple):
     stage: where it stands.
     entries: the accepted contributions, one per learner, as they came.
     arrivals: when each of them came.
+    quorum_at: when its grace began.
     deadline: when the grace ends.
     closed_at: when the last could come.
   """
@@ -42,6 +43,7 @@ class Round(NamedTuple):
   stage: Stage = Stage.OPEN
   entries: tuple[Contribution, ...] = ()
   arrivals: tuple[float, ...] = ()
+  quorum_at: float = 0.0
   deadline: float = 0.0
   closed_at: float = 0.0
 
@@ -100,19 +102,39 @@ class Round(NamedTuple):
 
 
 def returned(rounds: Mapping[int, Round], number: int) -> frozenset[int]:
-  """The learners that have come back after a round, or wait for it."""
-  after = frozenset(
+  """The learners that have come back after a round: they are in a later one."""
+  return frozenset(
     learner
     for round_ in rounds.values()
     if round_.number > number
     for learner in round_.contributors
   )
-  if number not in rounds:
-    return after
-  waiting = (
-    entry.learner for entry in rounds[number].entries if entry.is_waiting
-  )
-  return after | frozenset(waiting)
+
+
+def return_times(
+  round_: Round, *, paced_at: float, steps_per_scan: int, num_fragments: int
+) -> Mapping[int, float]:
+  """When those count as come back that cannot come back before its publication.
+
+  They wait for it, or the next round is of the same fragment (P = 1) and they
+  have handed that over. They count when a scan of theirs had the time to be
+  made since the round before had its quorum. Without that delay, each learner
+  that comes by would end a round, and M learners would make M rounds per scan.
+
+  Args:
+    round_: the current one.
+    paced_at: when the round before had its quorum.
+    steps_per_scan: K.
+    num_fragments: P.
+
+  Returns:
+    By learner, the time from which on it counts.
+  """
+  return {
+    entry.learner: paced_at + steps_per_scan * entry.step_seconds
+    for entry in round_.entries
+    if entry.is_waiting or num_fragments == 1
+  }
 
 
 def timing_objection(

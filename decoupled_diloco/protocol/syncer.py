@@ -26,6 +26,7 @@ from decoupled_diloco.protocol.events import (
   Event,
   MergeDone,
   MessageArrived,
+  Saved,
   StopRequested,
   TimePassed,
 )
@@ -52,7 +53,7 @@ def syncer_machine(options: SyncerOptions) -> Machine[SyncerState]:
   """The syncer of a run, as `init` and `step`.
 
   Events that it takes: `MessageArrived` (from learners), `ConnectionLost`,
-  `TimePassed`, `MergeDone`, `StopRequested`.
+  `TimePassed`, `MergeDone`, `Saved`, `StopRequested`.
   """
 
   def step(
@@ -79,6 +80,8 @@ def syncer_machine(options: SyncerOptions) -> Machine[SyncerState]:
         state = _lose(state, learner, incarnation)
       case MergeDone():
         state = _publish(options, state, event, effects)
+      case Saved():
+        state = drain.finish(state, event, effects)
       case StopRequested(now=now, reason=reason):
         state = drain.begin(
           options, state, now, reason, effects, has_met_budget=False
@@ -132,6 +135,7 @@ def _admit(
     now=now,
     incarnation=state.next_incarnation,
     num_fragments=options.schedule.num_fragments,
+    is_new_process=hello.incarnation == 0,
   )
   welcome = Welcome(
     learner=hello.learner,
@@ -151,9 +155,9 @@ def _admit(
     if held[fragment] != version
   )
   # Before the fragments: with them, a learner would begin to train.
-  if state.phase is Phase.DRAINING:
-    seconds = max(state.drain_until - now, 0.0)
-    effects.append(Send(hello.learner, DrainStarted(state.current, seconds)))
+  if state.phase in (Phase.DRAINING, Phase.SAVING):
+    again = DrainStarted(state.current, state.drain_seconds)
+    effects.append(Send(hello.learner, again))
   if lacking:
     effects.append(SendFragments(hello.learner, lacking))
   if state.phase is Phase.FINISHED:
@@ -197,7 +201,7 @@ def _publish(
     *state.version_rounds[p + 1 :],
   )
   tokens = sum(entry.tokens for entry in round_.entries)
-  oldest = round_.number - 2 * (options.max_rounds_in_flight + 1)
+  oldest = round_.number - options.rounds_remembered
   closed_at = {
     number: at for number, at in state.closed_at.items() if number >= oldest
   }
@@ -228,9 +232,8 @@ def _apply_rules(
   state = pace.close(state, now)
   state = drain.close(state, now)
   state = pace.merge(options, state, effects)
-  state = drain.finish(state, effects)
-  if state.phase is Phase.FINISHED:
-    return state
+  state = drain.save(state, effects)
+  state = drain.reassure(state, now, effects)
   state = _tell_shortage(options, state, now, effects)
   return _set_alarm(options, state, now, effects)
 
@@ -283,9 +286,11 @@ def _set_alarm(
     for round_ in state.rounds.values()
     if round_.stage is Stage.GRACE
   ]
+  if state.phase is Phase.RUNNING:
+    times += state.return_times(options).values()
   if state.phase is Phase.GATHERING:
     times.append(pace.start_deadline(options, state))
-  if state.phase is Phase.DRAINING:
+  if state.phase in (Phase.DRAINING, Phase.SAVING):
     times.append(state.drain_until)
   future = [at for at in times if at > now]
   pending = state.wake_at if state.wake_at and state.wake_at > now else None

@@ -5,9 +5,10 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from decoupled_diloco.protocol import grace
+from decoupled_diloco.protocol import grace, outliers, rounds
 from decoupled_diloco.protocol.grace import GraceOptions, GraceState
 from decoupled_diloco.protocol.membership import Member, MembershipOptions
+from decoupled_diloco.protocol.outliers import OutlierOptions, OutlierState
 from decoupled_diloco.protocol.quorum import QuorumOptions
 from decoupled_diloco.protocol.rounds import Round
 from decoupled_diloco.protocol.schedule import ScheduleOptions
@@ -66,6 +67,7 @@ class SyncerOptions:
   staleness: StalenessOptions
   budget: BudgetOptions
   max_rounds_in_flight: int
+  outliers: OutlierOptions = dataclasses.field(default_factory=OutlierOptions)
 
   def __post_init__(self):
     if self.quorum.min_learners > self.membership.num_learners:
@@ -73,6 +75,11 @@ class SyncerOptions:
         f'min_learners={self.quorum.min_learners} must not exceed num_learners='
         f'{self.membership.num_learners}; no round could ever be merged.'
       )
+
+  @property
+  def rounds_remembered(self) -> int:
+    """How many rounds back something may still come for a round."""
+    return 2 * (self.max_rounds_in_flight + 1)
 
   def newest_proposal(self, current: int) -> int:
     """The newest round that a learner may hand over for, before the drain."""
@@ -85,6 +92,7 @@ class Phase(enum.StrEnum):
   GATHERING = 'gathering'  # Learners join and compile.
   RUNNING = 'running'
   DRAINING = 'draining'  # The budget is met; every fragment once more.
+  SAVING = 'saving'  # All is merged; the shell saves it.
   FINISHED = 'finished'
 
 
@@ -93,17 +101,21 @@ class SyncerState(NamedTuple):
 
   Attributes:
     current: the current round; -1 before the first.
+    paced_at: when the round before it had its quorum, or the run began.
     rounds: the rounds that can still change something, by number.
     versions: per fragment, how many outer updates were published.
     version_rounds: per fragment, the round that made this version; or -1.
     members: by learner.
     closed_at: by round, when it was closed: lately published ones.
+    cancelled: lately ended rounds that were not merged.
     rounds_merged: outer updates so far.
     merged_tokens: tokens merged, each fragment counting 1/P.
     next_incarnation: for the next admission.
     began_at: time of the first event.
     drain_open: rounds of the drain that may still be joined.
-    drain_until: when the drain waits no longer.
+    drain_seconds: how long the drain waits for learners.
+    drain_until: when it waits no longer; after that, when learners are told
+      next that the syncer is there.
     end_reason: why the run drained.
     has_met_budget: whether that was because its budget is met.
     absent: the learners that a shortage was last told about; None if none is.
@@ -112,17 +124,21 @@ class SyncerState(NamedTuple):
 
   phase: Phase
   current: int
+  paced_at: float
   rounds: Mapping[int, Round]
   versions: tuple[int, ...]
   version_rounds: tuple[int, ...]
   members: Mapping[int, Member]
   grace: GraceState
+  outliers: OutlierState
   closed_at: Mapping[int, float]
+  cancelled: frozenset[int]
   rounds_merged: int
   merged_tokens: float
   next_incarnation: int
   began_at: float | None
   drain_open: frozenset[int]
+  drain_seconds: float
   drain_until: float
   end_reason: str
   has_met_budget: bool
@@ -146,6 +162,15 @@ class SyncerState(NamedTuple):
     """The round of this number, new if nothing has come for it."""
     return self.rounds.get(number) or Round(
       number, options.schedule.fragment_of(number)
+    )
+
+  def return_times(self, options: SyncerOptions) -> Mapping[int, float]:
+    """When those who cannot come back to the current round count as such."""
+    return rounds.return_times(
+      self.round_of(options, self.current),
+      paced_at=self.paced_at,
+      steps_per_scan=options.schedule.steps_per_scan,
+      num_fragments=options.schedule.num_fragments,
     )
 
   @property
@@ -181,17 +206,21 @@ def initial_state(options: SyncerOptions) -> SyncerState:
   return SyncerState(
     phase=Phase.GATHERING,
     current=-1,
+    paced_at=0.0,
     rounds={},
     versions=(0,) * P,
     version_rounds=(-1,) * P,
     members={},
     grace=grace.init(),
+    outliers=outliers.outlier_guard(options.outliers).init(),
     closed_at={},
+    cancelled=frozenset(),
     rounds_merged=0,
     merged_tokens=0.0,
     next_incarnation=1,
     began_at=None,
     drain_open=frozenset(),
+    drain_seconds=0.0,
     drain_until=0.0,
     end_reason='',
     has_met_budget=False,

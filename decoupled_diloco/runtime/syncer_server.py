@@ -1,15 +1,16 @@
 """The syncer's shell: receive, let the machine decide, carry out its effects.
 
-One thread drives the machine. Transport threads check payloads as they come
-and put events into its inbox; merges run on an executor and come back as
-events. Time is the injected clock's.
+One thread drives the machine, and nothing that takes long happens on it.
+Transport threads check payloads as they come and put events into its inbox;
+merges, and what is saved at the end, run on executors and come back as events;
+so does the encoding of fragments for learners that join. The tape is written by
+a thread of its own. Time is the injected clock's.
 """
 
-import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
@@ -17,13 +18,14 @@ from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.rounds import Stage
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions, SyncerState
+from decoupled_diloco.runtime.event_inbox import EventInbox
+from decoupled_diloco.runtime.merges import Merges
+from decoupled_diloco.runtime.recording import Record, Recording
+from decoupled_diloco.runtime.value_sender import Encoded, ValueSender
 from decoupled_diloco.training.global_model import GlobalModel, Payload
 from decoupled_diloco.transport.base import Parcel, SyncerEndpoint
 
-Record = Callable[[ev.Event, Sequence[fx.Effect]], None]
-
-# Events that wait for the machine. A transport thread that finds no room waits,
-# and with it its learner's stream.
+# Events that wait for the machine before transport threads have to.
 _INBOX_SIZE = 256
 # How long a request to stop may go unnoticed.
 _POLL_SECONDS = 0.25
@@ -52,6 +54,9 @@ class _Lost(NamedTuple):
   reason: str
 
 
+_Item: TypeAlias = _Incoming | _Lost | Encoded
+
+
 class SyncerServer:
   """Serves one run, until it is finished.
 
@@ -60,8 +65,17 @@ class SyncerServer:
     model: the global parameters; this server alone changes them.
     endpoint: where learners connect; not started yet.
     executor: where merges run.
-    record: is told every event with its effects, in order (the event tape).
+    save: saves what is final; called once at the end of the run, off the thread
+      of the machine, when the global parameters change no more. Learners are
+      told that the run has ended only after it has returned. What it raises
+      ends the run as a failure, and is kept as `save_error`.
+    saver: where `save` runs; by default where merges do.
+    record: is told every event with its effects, in order (the event tape); by
+      `serve`, on a thread of its own.
     clock: seconds from any start.
+
+  Attributes:
+    save_error: what `save` has raised; None if nothing.
   """
 
   def __init__(
@@ -71,26 +85,33 @@ class SyncerServer:
     endpoint: SyncerEndpoint,
     *,
     executor: Executor,
+    save: Callable[[], None] = lambda: None,
+    saver: Executor | None = None,
     record: Record = lambda event, effects: None,
     clock: Callable[[], float] = time.monotonic,
   ):
+    self.save_error: Exception | None = None
     self._machine = syncer_machine(options)
     self._state = self._machine.init()
     self._model = model
     self._endpoint = endpoint
     self._executor = executor
+    self._save = save
+    self._saver = executor if saver is None else saver
     self._record = record
     self._clock = clock
-    self._inbox: queue.Queue[_Incoming | _Lost] = queue.Queue(_INBOX_SIZE)
+    self._inbox: EventInbox[_Item] = EventInbox(_INBOX_SIZE)
+    self._merges = Merges(model, clock)
+    self._values = ValueSender(
+      self, model.value_payload, executor, self._on_result
+    )
     self._routes: dict[int, _Route] = {}
     self._learners: dict[int, int] = {}  # By peer.
-    self._contributions: dict[tuple[int, int], Payload] = {}
-    self._publications: dict[int, bytes] = {}  # By round, until published.
-    self._lacking: dict[int, set[int]] = {}  # By learner: unsent fragments.
     self._wake_at: float | None = None
     self._failure: BaseException | None = None
     self._finish: fx.Finish | None = None
     self._stop_reason: str | None = None
+    self._is_serving = False
 
   @property
   def state(self) -> SyncerState:
@@ -114,11 +135,25 @@ class SyncerServer:
   def serve(self) -> fx.Finish:
     """Runs until the machine has finished.
 
+    Returns:
+      How it ended: as a failure if what is final could not be saved.
+
     Raises:
       FloatingPointError: if a merge was not finite.
+      OSError: if the tape cannot be written.
     """
-    while self._finish is None:
-      self.serve_once(block=True)
+    record = self._record
+    self._is_serving = True
+    try:
+      with Recording(record) as recording:
+        self._record = recording.put
+        while self._finish is None:
+          self.serve_once(block=True)
+          recording.check()
+    finally:
+      self._record = record
+      self._is_serving = False
+      self._inbox.close()
     return self._finish
 
   def serve_once(self, *, block: bool) -> bool:
@@ -141,50 +176,45 @@ class SyncerServer:
       self._wake_at = None
       self._step(_Incoming(ev.TimePassed(now)))
       return True
-    try:
-      wait = _POLL_SECONDS
-      if self._wake_at is not None:
-        wait = min(wait, self._wake_at - now)
-      incoming = self._inbox.get(block, wait)
-    except queue.Empty:
-      return False
-    if isinstance(incoming, _Lost):
-      self._lose(incoming)
-    else:
-      self._step(incoming)
+    wait = _POLL_SECONDS if block else 0.0
+    if self._wake_at is not None:
+      wait = min(wait, self._wake_at - now)
+    match self._inbox.get(wait):
+      case None:
+        return False
+      case _Lost() as lost:
+        self._lose(lost)
+      case Encoded() as encoded:
+        self._values.take(encoded)
+      case incoming:
+        self._step(incoming)
     return True
 
   def close(self, drain_seconds: float) -> None:
     """Sends what is queued, for at most so long, and stops to listen."""
+    if not self._is_serving:
+      # Otherwise a transport thread might wait for room in it for ever.
+      self._inbox.close()
     self._endpoint.close(drain_seconds)
 
-  # Called by transport threads.
+  # Called by other threads.
 
   def _on_parcel(self, peer: int, parcel: Parcel) -> None:
-    message, payload = parcel.message, parcel.payload
-    facts = None
-    if isinstance(message, msg.Contribution):
-      facts = self._inspect(message, parcel)
-    event = ev.MessageArrived(self._clock(), message, facts)
-    self._inbox.put(_Incoming(event, payload, peer))
-
-  def _inspect(
-    self, contribution: msg.Contribution, parcel: Parcel
-  ) -> ev.PayloadFacts:
-    """Looks at a payload before anything is decided about it."""
-    num_bytes = parcel.wire_bytes
-    if not parcel.is_intact or not (
-      0 <= contribution.fragment < self._model.plan.num_fragments
-    ):
-      return ev.PayloadFacts(num_bytes, is_intact=False, norm=None)
-    try:
-      norm = self._model.norm_of(contribution.fragment, parcel.payload)
-    except ValueError:
-      return ev.PayloadFacts(num_bytes, is_intact=False, norm=None)
-    return ev.PayloadFacts(num_bytes, is_intact=True, norm=norm)
+    facts = self._merges.inspect(parcel)
+    event = ev.MessageArrived(self._clock(), parcel.message, facts)
+    self._inbox.put(_Incoming(event, parcel.payload, peer))
 
   def _on_lost(self, peer: int, reason: str) -> None:
     self._inbox.put(_Lost(self._clock(), peer, reason))
+
+  def _on_result(self, result: ev.Event | Encoded | BaseException) -> None:
+    """What an executor has made is for the machine's thread to deal with."""
+    if isinstance(result, BaseException):
+      self._failure = result
+      result = ev.TimePassed(self._clock())  # Only to wake that thread.
+    self._inbox.put_result(
+      result if isinstance(result, Encoded) else _Incoming(result)
+    )
 
   # The thread of the machine.
 
@@ -193,7 +223,7 @@ class SyncerServer:
     route = self._routes.get(learner) if learner is not None else None
     if learner is None or route is None or route.peer != lost.peer:
       return  # It was replaced or disconnected before.
-    del self._routes[learner]
+    self._drop_route(learner)
     self._step(
       _Incoming(
         ev.ConnectionLost(lost.now, learner, route.incarnation, lost.reason)
@@ -217,31 +247,35 @@ class SyncerServer:
     self._record(event, effects)
     for effect in effects:
       self._execute(effect, incoming)
-    if isinstance(event, ev.MessageArrived):
-      self._send_lacking(event.message)
+    match event:
+      case ev.MessageArrived(message=message):
+        # A sign of life of a learner is the time to send what did not fit.
+        self._values.retry(getattr(message, 'learner', -1))
+      case ev.MergeDone():
+        self._values.go_on()
 
   def _execute(self, effect: fx.Effect, incoming: _Incoming) -> None:
     match effect:
       case fx.Accept(learner=learner, round=round_):
-        self._contributions[learner, round_] = incoming.payload
+        self._merges.keep(learner, round_, incoming.payload)
       case fx.Discard(learner=learner, round=round_):
-        del self._contributions[learner, round_]
+        self._merges.discard(learner, round_)
       case fx.Send(learner=learner, message=message):
         self._send(learner, message, incoming.peer)
       case fx.Broadcast(message=message):
         for route in self._routes.values():
           self._endpoint.send(route.peer, message)
       case fx.SendFragments(learner=learner, fragments=fragments):
-        self._lacking.setdefault(learner, set()).update(fragments)
-        self._send_values(learner)
-      case fx.Merge():
-        self._merge(effect)
+        self._values.add(learner, fragments)
+      case fx.Merge(fragment=fragment):
+        pending = self._values.pending(fragment)
+        self._submit(self._executor, self._merges.prepare(effect, pending))
       case fx.Publish():
         self._publish(effect)
       case fx.Disconnect(learner=learner, incarnation=incarnation):
         route = self._routes.get(learner)
         if route and route.incarnation == incarnation:
-          del self._routes[learner]
+          self._drop_route(learner)
           if effect.is_final:
             self._endpoint.send(
               route.peer, msg.Rejection(learner, effect.reason)
@@ -249,6 +283,8 @@ class SyncerServer:
           self._endpoint.disconnect(route.peer, effect.reason)
       case fx.WakeAt(at=at):
         self._wake_at = at
+      case fx.Save():
+        self._submit(self._saver, self._save_final)
       case fx.Finish():
         self._finish = effect
       case fx.Notice() | fx.GraceBegan():
@@ -263,86 +299,68 @@ class SyncerServer:
         self._endpoint.disconnect(peer, message.reason)
         return
       case msg.Welcome(incarnation=incarnation):
-        self._lacking[learner] = set()
+        self._values.welcome(learner)
         self._routes[learner] = _Route(peer, incarnation)
         self._learners[peer] = learner
     route = self._routes.get(learner)
     if route is not None:
       self._endpoint.send(route.peer, message)
 
-  def _merge(self, merge: fx.Merge) -> None:
-    contributions = {
-      share.learner: self._contributions.pop((share.learner, merge.round))
-      for share in merge.shares
-    }
+  def _drop_route(self, learner: int) -> None:
+    del self._routes[learner]
+    self._values.forget(learner)
 
-    def work() -> ev.MergeDone:
-      weights = {share.learner: share.weight for share in merge.shares}
-      merged = self._model.merge(merge.fragment, weights, contributions)
-      self._publications[merge.round] = merged.payload
-      return ev.MergeDone(
-        self._clock(), merge.round, len(merged.payload), merged.norm
-      )
+  def _submit(self, executor: Executor, work: Callable[[], ev.Event]) -> None:
+    """Lets an executor do something; what it returns is an event."""
 
-    def done(future: Future[ev.MergeDone]) -> None:
+    def done(future: Future[ev.Event]) -> None:
       error = future.exception()
-      if error is not None:
-        self._failure = error
-        self._inbox.put(_Incoming(ev.TimePassed(self._clock())))
-      else:
-        self._inbox.put(_Incoming(future.result()))
+      self._on_result(future.result() if error is None else error)
 
-    self._executor.submit(work).add_done_callback(done)
+    executor.submit(work).add_done_callback(done)
+
+  def _save_final(self) -> ev.Saved:
+    try:
+      self._save()
+    except Exception as error:
+      self.save_error = error
+      return ev.Saved(self._clock(), f'{type(error).__name__}: {error}')
+    return ev.Saved(self._clock())
 
   def _publish(self, publish: fx.Publish) -> None:
-    payload = self._publications.pop(publish.round)
-    publication = msg.Publication(
-      publish.round,
-      publish.fragment,
-      publish.version,
-      publish.contributors,
-      self._model.form,
-    )
+    publication, payload = self._merges.publication(publish)
     for learner in publish.learners:
       route = self._routes.get(learner)
-      if route is None:
-        continue
-      lacking = self._lacking.setdefault(learner, set())
       # An update is of no use to a learner that lacks the version before.
-      if publish.fragment in lacking or not self._endpoint.send(
-        route.peer, publication, payload
-      ):
-        lacking.add(publish.fragment)
-        self._send_values(learner)
-
-  def _send_lacking(self, message: msg.Message) -> None:
-    """A sign of life of a learner is the time to send what did not fit."""
-    learner = getattr(message, 'learner', None)
-    if learner is not None and self._lacking.get(learner):
-      self._send_values(learner)
-
-  def _send_values(self, learner: int) -> None:
-    route = self._routes.get(learner)
-    if route is None:
-      return
-    for fragment in sorted(self._lacking[learner]):
-      if self._is_merging(fragment):
-        continue  # Its values are being changed; the publication is near.
-      publication = msg.Publication(
-        round=self._state.version_rounds[fragment],
-        fragment=fragment,
-        version=self._state.versions[fragment],
-        contributors=(),
-        form='value',
-        merged_round=self._state.members[learner].merged_rounds[fragment],
-      )
-      payload = self._model.value_payload(fragment)
+      if route is None or self._values.is_lacking(learner, publish.fragment):
+        continue
       if not self._endpoint.send(route.peer, publication, payload):
-        return
-      self._lacking[learner].discard(fragment)
+        self._values.add(learner, (publish.fragment,), has_room=False)
 
-  def _is_merging(self, fragment: int) -> bool:
+  # What the sender of values needs.
+
+  def version_of(self, fragment: int) -> int:
+    """The newest published version of a fragment."""
+    return self._state.versions[fragment]
+
+  def is_merging(self, fragment: int) -> bool:
+    """Whether a merge of a fragment is under way."""
     return any(
       round_.fragment == fragment and round_.stage is Stage.MERGING
       for round_ in self._state.rounds.values()
     )
+
+  def send_value(self, learner: int, fragment: int, payload: Payload) -> bool:
+    """Sends a learner the value of a fragment's newest version."""
+    route = self._routes.get(learner)
+    if route is None:
+      return False
+    publication = msg.Publication(
+      round=self._state.version_rounds[fragment],
+      fragment=fragment,
+      version=self._state.versions[fragment],
+      contributors=(),
+      form='value',
+      merged_round=self._state.members[learner].merged_rounds[fragment],
+    )
+    return self._endpoint.send(route.peer, publication, payload)

@@ -115,6 +115,7 @@ class _Run:
       GrpcEndpoint('127.0.0.1:0') if kind == 'grpc' else self.network.endpoint()
     )
     self.merging = concurrent.futures.ThreadPoolExecutor(1)
+    self.save = lambda: None
     self.server = SyncerServer(
       options,
       GlobalModel(
@@ -127,6 +128,7 @@ class _Run:
       ),
       endpoint,
       executor=self.merging,
+      save=lambda: self.save(),
       record=self._record,
     )
     self.address = self.server.start()
@@ -253,6 +255,53 @@ def test_a_run_from_end_to_end(start, kind, rule):
 
 
 @pytest.mark.parametrize('kind', ['memory', 'grpc'])
+def test_learners_stay_until_what_is_final_is_saved(start, kind):
+  run = start(kind, rounds=12)
+  is_alive = []
+
+  def beats(m):
+    return sum(
+      isinstance(event, ev.MessageArrived)
+      and isinstance(event.message, msg.Heartbeat)
+      and event.message.learner == m
+      for event, _ in run.tape
+    )
+
+  def save():
+    # While it saves, the server hears ten heartbeats from either learner.
+    before = [beats(m) for m in range(2)]
+    run.wait_until(lambda: all(beats(m) > before[m] + 10 for m in range(2)))
+    is_alive.extend(not learner.thread.done() for learner in run.learners)
+
+  run.save = save
+  for m in range(2):
+    run.learner(m)
+  assert run.end().reason == '12 rounds'
+  assert is_alive == [True, True]
+  for learner in run.learners:
+    assert learner.thread.result().reason == '12 rounds'
+  assert replay(syncer_machine(run.options), run.tape) == len(run.tape)
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_said_to_all(start):
+  run = start('memory', rounds=12)
+  error = OSError('no space left on device')
+
+  def save():
+    raise error
+
+  run.save = save
+  for m in range(2):
+    run.learner(m)
+  finish = run.end()
+  assert finish.is_failure
+  assert 'the final checkpoint is lost: OSError: no space' in finish.reason
+  assert run.server.save_error is error
+  for learner in run.learners:
+    assert learner.thread.result().reason == finish.reason
+
+
+@pytest.mark.parametrize('kind', ['memory', 'grpc'])
 def test_learners_hold_the_same_bits_as_the_syncer(start, kind):
   """Updates in 4 bits, applied by everybody: all copies stay identical."""
   run = start(kind)
@@ -286,15 +335,21 @@ def test_a_learner_leaves_and_comes_back(start, kind):
   run.wait_until(lambda: run.merges_with(2) > 2)
   run.learners[2].loop.request_stop('leaves')
   assert run.learners[2].thread.result(DEADLINE_SECONDS).reason == 'leaves'
-  before = run.merges_with(2)
-  run.learner(2, step_seconds=0.002)
+  again = run.learner(2, step_seconds=0.002)
+
+  def welcomes():
+    return [
+      event.message
+      for event, _ in again.tape
+      if isinstance(event, ev.MessageArrived)
+      and isinstance(event.message, msg.Welcome)
+    ]
+
+  run.wait_until(lambda: bool(welcomes()))
+  # What its former life has handed over may be merged still.
+  before = run.merges_with(2) + P
   run.wait_until(lambda: run.merges_with(2) > before)
-  welcome = next(
-    event.message
-    for event, _ in run.learners[-1].tape
-    if isinstance(event, ev.MessageArrived)
-    and isinstance(event.message, msg.Welcome)
-  )
+  (welcome,) = welcomes()
   assert welcome.total_steps > 0  # It reads on where it had left.
   run.server.request_stop('seen enough')
   run.end()
@@ -321,7 +376,8 @@ def test_a_partition_is_survived(start):
 
 def test_corrupted_payloads_are_sent_again(start):
   """What was refused as corrupt is accepted for the same round afterwards."""
-  run = start('memory', rounds=ENDLESS)
+  # K_min=2: no round is over before it has come again.
+  run = start('memory', k_min=2, rounds=ENDLESS)
   link = run.network.link()
   run.learner(0, step_seconds=0.002)
   run.learner(1, step_seconds=0.002, link=link)
@@ -344,9 +400,19 @@ def test_corrupted_payloads_are_sent_again(start):
       if isinstance(effect, fx.Accept) and effect.learner == 1
     }
 
-  # A flipped bit may also hit a publication, so it takes a few.
+  def receipts():
+    return sum(
+      isinstance(event, ev.MessageArrived)
+      and isinstance(event.message, msg.Receipt)
+      and event.message.learner == 1
+      for event, _ in run.tape
+    )
+
+  # A flipped bit may also hit a publication, so it takes a few. When one has
+  # been received, a contribution is likely to be next.
   for _ in range(40):
-    before = run.merges_with(1)
+    count, before = receipts(), run.merges_with(1)
+    run.wait_until(lambda count=count: receipts() > count)
     run.network.corrupt_next(link)
     run.wait_until(lambda before=before: run.merges_with(1) > before)
     if rounds_sent_again():

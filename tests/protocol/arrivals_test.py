@@ -16,6 +16,7 @@ from tests.protocol.scripts import SOUND, SyncerScript, messages, reasons
 M, P = 3, 3
 NAN = ev.PayloadFacts(8, norm=None)
 DAMAGED = ev.PayloadFacts(8, is_intact=False, norm=None)
+TOO_LONG = ev.PayloadFacts(8, norm=None, fits_layout=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ _ARRIVALS = st.builds(
   learner=st.integers(0, M - 1),
   ahead=st.sampled_from([-4, -1, 0, 0, 0, 0, 1, 1, 1, 2, 5, 6]),
   age=st.sampled_from([0, 0, 0, 1, 2, -1]),
-  payload=st.sampled_from([SOUND, SOUND, SOUND, NAN, DAMAGED]),
+  payload=st.sampled_from([SOUND, SOUND, SOUND, NAN, DAMAGED, TOO_LONG]),
   steps=st.sampled_from([1, 1, 1, 0]),
   wrong_fragment=st.sampled_from([False] * 5 + [True]),
   old_incarnation=st.sampled_from([False] * 5 + [True]),
@@ -112,7 +113,7 @@ def _play(actions, k_min, copies=1, max_staleness=1):
   syncer.wait(100.0)
   while _merging(syncer):
     syncer.done(_merging(syncer)[0])
-  assert syncer.effects(fx.Finish)
+  assert syncer.effects(fx.Save)
   return syncer
 
 
@@ -260,3 +261,6 @@ def test_too_few_left_after_staleness_are_not_merged():
   assert sorted(discarded) == [0, 1, 2]
   assert 2 not in syncer.state.rounds
   assert syncer.state.versions == (2,)
+  # Whoever comes too late for it is not left to wait for its publication.
+  assert reasons(syncer.contribute(0, 2)) == [msg.Reason.NO_QUORUM]
+  assert reasons(syncer.contribute(0, 1)) == [msg.Reason.DUPLICATE]

@@ -57,6 +57,19 @@ def _kept(effects):
     (1, 3, {'payload': None}, Reason.CORRUPT),
     (1, 3, {'payload': ev.PayloadFacts(8, is_intact=False)}, Reason.CORRUPT),
     (1, 3, {'payload': ev.PayloadFacts(8, norm=None)}, Reason.NOT_FINITE),
+    (
+      1,
+      3,
+      {'payload': ev.PayloadFacts(8, norm=None, fits_layout=False)},
+      Reason.WRONG_LAYOUT,
+    ),
+    (
+      1,
+      3,
+      # What was damaged may have lost its length on the way.
+      {'payload': ev.PayloadFacts(8, is_intact=False, fits_layout=False)},
+      Reason.CORRUPT,
+    ),
   ],
 )
 def test_refused_with_its_reason(learner, round_, fields, reason):
@@ -113,7 +126,7 @@ def test_a_fenced_message_is_no_sign_of_life():
   syncer = _syncer()
   before = syncer.state.members[1]
   old = before.incarnation - 1
-  syncer.now = 5.0
+  syncer.now = 1.0  # The grace of round 2 has 0.8 s left.
   beat = msg.Heartbeat(1, old, 'training', 999, 999, 1.0)
   for message in (
     beat,

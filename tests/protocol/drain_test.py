@@ -46,7 +46,7 @@ def test_merged_tokens_by_hand(k_min):
   #   fragment 1: scans 1, 2 | scans 4, 5 | scan 7      lost: 3 and 6
   #   fragment 2: scans 1, 2, 3 | scans 5, 6            lost: 4 and 7
   # Five scans of 100 tokens for each fragment and learner, of seven.
-  assert [learner.scans for learner in cluster.learners] == [7, 7]
+  assert [learner.figures.scans for learner in cluster.learners] == [7, 7]
   merged = cluster.merged_tokens()
   assert merged == {(m, p): 500 for m in (0, 1) for p in range(3)}
   # Each fragment credits a third: 2 learners x 3 fragments x 500 / 3.
@@ -69,7 +69,7 @@ def test_with_rebase_everything_is_merged(latency, bulk_seconds, k_min):
     keeps_progress=True,
   ).run()
   processed = {
-    (m, p): TOKENS_PER_STEP * learner.scans
+    (m, p): TOKENS_PER_STEP * learner.figures.scans
     for m, learner in enumerate(cluster.learners)
     for p in range(3)
   }
@@ -97,12 +97,12 @@ def test_a_dead_learner_holds_nobody_up():
   cluster = _cluster([1.0, 1.0], k_min=2, rounds=50, keeps_progress=True)
   cluster.at(3.5, lambda: cluster.kill(1))
   stop = ev.StopRequested(10.5, 'SIGTERM')
-  cluster.at(10.5, lambda: cluster.tell_syncer(stop))
+  cluster.at(10.5, lambda: cluster.syncer.tell(stop))
   cluster.run()
   assert cluster.end == fx.Finish('SIGTERM')
   # One of two required learners: rounds waited, and it trained on until the end
   # of the scan in which it heard of the drain. All that is merged.
-  assert cluster.learners[0].scans == 11
+  assert cluster.learners[0].figures.scans == 11
   merged = cluster.merged_tokens()
   assert [merged[0, p] for p in range(3)] == [1100] * 3
   assert _ended(cluster) == pytest.approx(11.0)
@@ -115,13 +115,15 @@ def test_a_learner_that_hangs_is_waited_for_until_the_time_is_up():
   cluster.run(until=1e5)
   assert _ended(cluster) - cluster.when(msg.DrainStarted) == 30.0
   merged = cluster.merged_tokens()
-  assert all(merged[0, p] == 100 * cluster.learners[0].scans for p in range(3))
+  assert all(
+    merged[0, p] == 100 * cluster.learners[0].figures.scans for p in range(3)
+  )
 
 
 def test_a_learner_that_finished_early_holds_nobody_up():
   cluster = _cluster([1.0, 1.0], rounds=9, keeps_progress=True)
   leave = ev.StopRequested(4.0, 'preempted')
-  cluster.at(4.2, lambda: cluster._tell_learner(1, leave))
+  cluster.at(4.2, lambda: cluster.learners[1].tell(leave))
   cluster.run()
   assert cluster.learners[1].end == fx.Finish('preempted')
   assert _ended(cluster) - cluster.when(msg.DrainStarted) <= 1.0
@@ -139,7 +141,7 @@ def test_a_learner_comes_back_in_the_drain(bulk_seconds):
     bulk_seconds=bulk_seconds,
   )
   stop = ev.StopRequested(30.0, 'enough')
-  cluster.at(30.0, lambda: cluster.tell_syncer(stop))
+  cluster.at(30.0, lambda: cluster.syncer.tell(stop))
   # What learner 0 then hands over has arrived, or is lost on its way.
   cluster.at(32.0, lambda: cluster.partition(0))
   cluster.at(33.0, lambda: cluster.heal(0))
@@ -147,7 +149,7 @@ def test_a_learner_comes_back_in_the_drain(bulk_seconds):
   merged = cluster.merged_tokens()
   for m, learner in enumerate(cluster.learners):
     for p in range(3):
-      assert merged[m, p] == 100 * learner.scans
+      assert merged[m, p] == 100 * learner.figures.scans
   # It ends with learner 1's scan, not when the time is up.
   assert _ended(cluster) < 60.0 + 10 * (0.1 + bulk_seconds)
 
@@ -161,7 +163,7 @@ def test_a_learner_that_joins_in_the_drain_leaves_again():
   cluster.at(16.0, lambda: cluster.heal(2))
   cluster.run()
   assert cluster.learners[2].end == cluster.learners[0].end
-  assert cluster.learners[2].scans == 2  # All before it was killed.
+  assert cluster.learners[2].figures.scans == 2  # All before it was killed.
   assert _ended(cluster) < 22.0
 
 
@@ -180,9 +182,11 @@ def _stopped(syncer):
 
 
 def test_stopped_before_anybody_came():
-  kinds, effects = _stopped(SyncerScript(M=2))
-  assert kinds == [msg.DrainStarted, msg.RunEnded]
-  assert effects[-1] == fx.Finish('SIGTERM')
+  syncer = SyncerScript(M=2)
+  kinds, effects = _stopped(syncer)
+  assert kinds == [msg.DrainStarted]
+  assert fx.Save('SIGTERM') in effects
+  assert fx.Finish('SIGTERM') in syncer.saved()
 
 
 def test_stopped_while_learners_gather():
@@ -190,7 +194,7 @@ def test_stopped_while_learners_gather():
   kinds, _ = _stopped(syncer)
   assert kinds == [msg.DrainStarted]
   farewell = msg.Farewell(0, syncer.incarnations[0], 'drained')
-  assert fx.Finish('SIGTERM') in syncer.say(farewell)
+  assert fx.Save('SIGTERM') in syncer.say(farewell)
 
 
 def test_stopped_twice_or_after_the_end_changes_nothing():
@@ -198,6 +202,9 @@ def test_stopped_twice_or_after_the_end_changes_nothing():
   _stopped(syncer)
   assert _stopped(syncer)[0] == []
   syncer.say(msg.Farewell(0, syncer.incarnations[0], 'drained'))
+  assert syncer.state.phase is Phase.SAVING
+  assert _stopped(syncer)[0] == []
+  syncer.saved()
   assert syncer.state.phase is Phase.FINISHED
   assert _stopped(syncer)[1] == ()
 
@@ -206,6 +213,7 @@ def test_who_comes_after_the_end_is_sent_home():
   syncer = SyncerScript(M=2, joined=1)
   _stopped(syncer)
   syncer.say(msg.Farewell(0, syncer.incarnations[0], 'drained'))
+  syncer.saved()
   kinds = [type(m) for m in messages(syncer.hello(1))]
   assert kinds == [msg.Welcome, msg.RunEnded]
 
@@ -257,7 +265,86 @@ def test_who_said_farewell_may_have_something_on_its_way():
     syncer.say(msg.Farewell(m, syncer.incarnations[m], 'drained', rounds))
   assert syncer.state.phase is Phase.DRAINING
   syncer.contribute(1, first)
-  assert fx.Finish('SIGTERM') in syncer.done(first)
+  assert fx.Save('SIGTERM') in syncer.done(first)
+
+
+def _saving(**overrides):
+  """Everybody has drained, and nothing is left to merge."""
+  syncer = SyncerScript(M=2, joined=2, **overrides)
+  _stopped(syncer)
+  for m in (0, 1):
+    syncer.say(msg.Farewell(m, syncer.incarnations[m], 'drained'))
+  assert syncer.state.phase is Phase.SAVING
+  return syncer
+
+
+def test_the_end_is_told_after_the_final_checkpoint_is_saved():
+  syncer = _saving()
+  assert len(syncer.effects(fx.Save)) == 1
+  assert not [m for m in syncer.effects(fx.Broadcast) if _is_end(m)]
+  effects = syncer.saved()
+  assert effects == (
+    fx.Broadcast(msg.RunEnded('SIGTERM')),
+    fx.Finish('SIGTERM'),
+  )
+
+
+def _is_end(broadcast):
+  return isinstance(broadcast.message, msg.RunEnded)
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_a_failure():
+  syncer = _saving()
+  effects = syncer.saved(error='no space left on device')
+  reason = 'SIGTERM, but the final checkpoint is lost: no space left on device'
+  assert effects == (
+    fx.Broadcast(msg.RunEnded(reason)),
+    fx.Finish(reason, is_failure=True),
+  )
+  (_, ended) = messages(syncer.hello(1))  # Whoever comes later hears it, too.
+  assert ended == msg.RunEnded(reason)
+
+
+def test_saved_without_having_been_asked_is_an_error():
+  with pytest.raises(ValueError, match='without a `Save`'):
+    SyncerScript(M=1, joined=1).saved()
+
+
+def test_learners_are_told_to_wait_for_as_long_as_the_saving_takes():
+  budget = BudgetOptions(rounds=10, stop_seconds=4.0)
+  syncer = _saving(budget=budget)
+  learner = LearnerScript(P=4)
+  learner.hear(msg.DrainStarted(9, 4.0))
+  # A learner gives up after 8 s. The syncer speaks every 4 s, for 40 s.
+  for n in range(1, 11):
+    effects = syncer.tell(ev.TimePassed(4.0 * n))
+    (again,) = messages(effects)
+    assert again == msg.DrainStarted(syncer.state.current, 4.0)
+    assert syncer.state.wake_at == 4.0 * (n + 1)
+    learner.now = 4.0 * n
+    learner.hear(msg.DrainStarted(9, 4.0))
+    assert not learner.tell(ev.TimePassed(4.0 * n + 3.9))
+  assert learner.tell(ev.TimePassed(48.0)) != ()
+
+
+def test_who_comes_while_the_run_is_saved_is_told_to_wait():
+  syncer = _saving()
+  syncer.lose(1)
+  kinds = [type(m) for m in messages(syncer.hello(1))]
+  assert kinds == [msg.Welcome, msg.DrainStarted]
+  # And what it hands over comes too late.
+  first = syncer.state.current
+  assert reasons(syncer.contribute(1, first)) == [Reason.LATE]
+
+
+def test_saving_may_take_longer_than_learners_would_wait():
+  cluster = _cluster([1.0, 1.3], drain_seconds=5.0)
+  cluster.syncer.save_seconds = 100.0
+  cluster.run()
+  assert cluster.end == fx.Finish('6 rounds')
+  assert _ended(cluster) - cluster.when(msg.DrainStarted) > 100.0
+  for learner in cluster.learners:
+    assert learner.end == cluster.end
 
 
 def test_a_round_that_nobody_could_join_is_over():

@@ -19,7 +19,6 @@ from decoupled_diloco.protocol.grace import GraceOptions
 from decoupled_diloco.protocol.membership import MembershipOptions
 from decoupled_diloco.protocol.syncer_state import BudgetOptions
 from tests.protocol.cluster import TOKENS_PER_STEP, Cluster, syncer_options
-from tests.protocol.cluster_parts import sound
 
 # When the run is asked to drain: no fault is felt any more.
 STOP_AT = 60.0
@@ -120,14 +119,13 @@ def _build(
   for fault in setting.faults:
     cluster.at(fault.at, lambda fault=fault: _strike(cluster, fault))
   stop = ev.StopRequested(stop_at, 'enough')
-  cluster.at(stop_at, lambda: cluster.tell_syncer(stop))
+  cluster.at(stop_at, lambda: cluster.syncer.tell(stop))
   return cluster
 
 
 def _strike(cluster: Cluster, fault: Fault) -> None:
   m = fault.learner
-  learner = cluster.learners[m]
-  if not learner.is_alive or learner.is_partitioned:
+  if not cluster.learners[m].is_alive or cluster.is_partitioned(m):
     return
   back = cluster.now + fault.seconds
   if fault.kind == 'killed':
@@ -147,7 +145,7 @@ def _check(cluster: Cluster, lives_on: set[int]) -> None:
   )
   merged = cluster.merged_tokens()
   for m, learner in enumerate(cluster.learners):
-    processed = TOKENS_PER_STEP * learner.scans
+    processed = TOKENS_PER_STEP * learner.figures.scans
     for p in range(cluster.options.schedule.num_fragments):
       if m in lives_on:
         assert merged[m, p] == processed
@@ -163,6 +161,7 @@ def test_work_is_conserved_whatever_happens(setting):
   _check(cluster, set(range(setting.M)) - killed)
 
 
+SOUND = ev.PayloadFacts(8, norm=1.0)
 NAN = ev.PayloadFacts(8, norm=None)
 DAMAGED = ev.PayloadFacts(8, is_intact=False, norm=None)
 
@@ -176,21 +175,14 @@ def test_work_is_conserved_on_a_bad_wire(setting, seed):
 
   def arrivals(contribution):
     if cluster.now > 25.0 or dice.random() > 0.3:
-      return sound(contribution)
+      return (SOUND,)
     what = dice.choice(['damaged', 'nan', 'repeated', 'dropped'])
     if what == 'dropped':
-      m, round_ = contribution.learner, contribution.round
-      cluster.at(
-        cluster.now,
-        lambda: cluster._tell_learner(
-          m, ev.HandOverDropped(cluster.now, round_)
-        ),
-      )
       return ()
     return {
       'damaged': (DAMAGED,),
       'nan': (NAN,),
-      'repeated': (*sound(contribution), *sound(contribution), DAMAGED),
+      'repeated': (SOUND, SOUND, DAMAGED),
     }[what]
 
   cluster = _build(setting, arrivals=arrivals)

@@ -4,6 +4,7 @@ from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import grace
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.grace import GraceOptions, GraceState
+from tests.protocol.cluster import Cluster, syncer_options
 from tests.protocol.scripts import SyncerScript, reasons
 
 OPTIONS = GraceOptions(
@@ -49,7 +50,6 @@ def test_window_is_clipped():
   ('state', 'learners'),
   [
     (grace.init(), (0,)),
-    (GraceState({0: 1.0}, None), (0,)),
     (GraceState({}, 1.0), (0,)),
     (GraceState({1: 1.0}, 1.0), (0,)),
   ],
@@ -59,6 +59,37 @@ def test_without_an_estimate_it_is_the_cap(state, learners):
     60.0,
     'no estimate yet: the cap',
   )
+
+
+def test_before_the_first_publication_sync_counts_as_nothing():
+  # 0.9 x (2 x 4 x 0.5 - 1) = 2.7.
+  seconds, reason = _window(state=GraceState({0: 0.5}, None))
+  assert seconds == pytest.approx(2.7)
+  assert reason == ('0.9 x (overlap 4 s - quorum 1 s - sync unknown), cap 60 s')
+
+
+@pytest.mark.parametrize('scan_seconds', [0.01, 1.0])
+def test_the_first_rounds_are_not_slower_than_the_others(scan_seconds):
+  # One learner is four times slower: the grace before the first estimate of the
+  # network's time decides how long round 0 may wait for it.
+  options = syncer_options(M=2, H=12, P=12, rounds=40)
+  cluster = Cluster(
+    options,
+    [lambda: scan_seconds, lambda: 4 * scan_seconds],
+    latency=0.05 * scan_seconds,
+  ).run()
+  merged = {
+    merge.round: event.now
+    for event, effects in cluster.tape
+    for merge in effects
+    if isinstance(merge, fx.Merge)
+  }
+  # In scans: they begin after four latencies (hello, welcome, ready, round
+  # opened), round 0 has its quorum when learner 0 has come back after two and
+  # another latency, and then a grace of 0.9 x 2.
+  assert merged[0] / scan_seconds == pytest.approx(0.25 + 2.0 + 1.8)
+  # All others follow one scan after another, earlier if both are in.
+  assert 32.0 < merged[30] / scan_seconds <= 0.25 + 32.0 + 1.8
 
 
 def test_moving_averages():
@@ -96,10 +127,10 @@ def _began(effects):
 
 def test_a_round_stays_open_for_its_grace():
   syncer = SyncerScript(M=3, joined=3, grace=GraceOptions(cap_seconds=5.0))
-  syncer.contribute(0, 0)
+  # Its steps take 10 s: 0.9 x 2 x 10 s is more than the cap.
+  syncer.contribute(0, 0, step_seconds=10.0)
   syncer.now = 1.0
-  (began,) = _began(syncer.contribute(0, 1))
-  # Nothing is known of the network yet, so the cap: until 1 + 5 s.
+  (began,) = _began(syncer.contribute(0, 1, step_seconds=10.0))
   assert (began.round, began.grace_seconds) == (0, 5.0)
   assert began.quorum_seconds == 0.0  # K_min=1: the first made the quorum.
   syncer.now = 5.9

@@ -130,6 +130,26 @@ def test_a_learner_that_waits_can_enter_a_missed_round():
   assert isinstance(effects[-1], fx.Wait)
 
 
+def test_a_learner_does_not_wait_for_a_round_that_was_cancelled():
+  learner = LearnerScript(P=1, limit=0, mode='wait')
+  assert isinstance(learner.scan()[-1], fx.Wait)
+  learner.open(1)
+  # The others of round 0 had become too stale: no publication will come.
+  effects = learner.refuse(0, Reason.NO_QUORUM)
+  assert isinstance(effects[-1], fx.StartScan)
+  (again,) = handed_over(learner.scan())
+  assert (again.round, again.steps) == (1, 2)
+
+
+def test_a_learner_waits_for_a_round_that_went_on_without_it():
+  learner = LearnerScript(P=1, limit=0, mode='wait')
+  learner.scan()
+  learner.open(1)
+  effects = learner.refuse(0, Reason.LATE)
+  assert not [e for e in effects if isinstance(e, fx.StartScan)]
+  assert isinstance(learner.publish(0, 1, (1,))[-1], fx.StartScan)
+
+
 # Reconnections, with the flights in every state. The learner has handed over
 # rounds 0 and 1 (fragments 0 and 1, after one and two steps) and taken a third.
 

@@ -45,8 +45,10 @@ def test_a_tape_replays():
 
 
 def test_a_learners_tape_replays():
-  for learner in _cluster().learners:
-    tape = learner.tape
+  cluster = _cluster()
+  for learner, tape in zip(
+    cluster.learners, cluster.learner_tapes, strict=True
+  ):
     assert replay(learner_machine(learner.options), tape) == len(tape) > 20
 
 

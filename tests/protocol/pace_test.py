@@ -98,7 +98,8 @@ def _sketch(
   scans = [scan_seconds(m) for m in range(M)]
   cluster = Cluster(options, scans, latency=latency).run()
   parts = [cluster.participation(m, before=rounds - 10) for m in range(M)]
-  overlaps = [sum(x.overlaps) / len(x.overlaps) for x in cluster.learners]
+  figures = [learner.figures for learner in cluster.learners]
+  overlaps = [each.overlap_seconds / each.adopted for each in figures]
   fast = M - num_slow
   late = len(cluster.refusals(msg.Reason.LATE))
   return {

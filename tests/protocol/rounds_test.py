@@ -69,14 +69,25 @@ def test_shares_do_not_depend_on_the_order_of_arrival(order):
 
 
 def test_who_has_come_back():
-  six = _round(_entry(0), _entry(1, is_waiting=True), _entry(2))
+  six = _round(_entry(0), _entry(1), _entry(2))
   seven = _round(_entry(0, 7), number=7)
   nine = _round(_entry(3, 9), number=9)
   kept = {6: six, 7: seven, 9: nine}
-  # 0 came with the next round, 3 with a later one, 1 waits for this one.
-  assert rounds.returned(kept, 6) == {0, 1, 3}
+  # 0 came with the next round, 3 with a later one.
+  assert rounds.returned(kept, 6) == {0, 3}
   assert rounds.returned(kept, 7) == {3}
   assert rounds.returned({6: six}, 5) == {0, 1, 2}
+
+
+def test_when_those_count_as_come_back_who_cannot():
+  six = _round(_entry(0), _entry(1, is_waiting=True))
+  # K=4 steps of 1 s since the round before had its quorum, at 10.
+  times = {'paced_at': 10.0, 'steps_per_scan': 4}
+  assert rounds.return_times(six, **times, num_fragments=3) == {1: 14.0}
+  assert rounds.return_times(six, **times, num_fragments=1) == {
+    0: 14.0,
+    1: 14.0,
+  }
 
 
 @pytest.mark.parametrize(

@@ -47,4 +47,4 @@ def test_first_exchange_comes_after_k_steps_and_every_fragment_every_h(k_min):
     assert each.total_steps == 4 * (each.round + 1)
     assert each.fragment == each.round % 3
   # The learning rate follows the same count: scan r begins at step 4 r.
-  assert cluster.learners[0].starts[:9] == [0, 4, 8, 12, 16, 20, 24, 28, 32]
+  assert cluster.starts(0)[:9] == [0, 4, 8, 12, 16, 20, 24, 28, 32]

@@ -110,6 +110,10 @@ class SyncerScript(Accounts):
     """The shell has merged a round."""
     return self.tell(ev.MergeDone(self.now, round_, 8, 1.0))
 
+  def saved(self, error: str = '') -> Effects:
+    """The shell has saved what is final, or could not."""
+    return self.tell(ev.Saved(self.now, error))
+
   def wait(self, seconds: float) -> Effects:
     """Time passes."""
     return self.tell(ev.TimePassed(self.now + seconds))
