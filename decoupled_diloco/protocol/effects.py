@@ -16,9 +16,14 @@ class Send:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Broadcast:
-  """Send a message without payload to every connected learner."""
+  """Send a message without payload to every connected learner.
+
+  Attributes:
+    knowing: but not to these, who need not be told.
+  """
 
   message: Message
+  knowing: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

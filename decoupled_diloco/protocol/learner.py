@@ -50,6 +50,10 @@ from decoupled_diloco.protocol.messages import (
   Welcome,
 )
 
+# Receipts only tell the syncer how long its publications take: more often than
+# this they would cost more than they say.
+_RECEIPT_SECONDS = 0.1
+
 
 def learner_machine(options: LearnerOptions) -> Machine[LearnerState]:
   """One learner of a run, as `init` and `step`.
@@ -109,7 +113,7 @@ def _hear(
     case RoundOpened(round=round_):
       return state._replace(newest_round=max(state.newest_round, round_))
     case Publication():
-      return _stage(options, state, message, effects)
+      return _stage(options, state, now, message, effects)
     case Refusal():
       return hand_over.take_refusal(options, state, message, effects)
     case DrainStarted(first_round=first, seconds=seconds):
@@ -172,14 +176,16 @@ def _announce(
 def _stage(
   options: LearnerOptions,
   state: LearnerState,
+  now: float,
   publication: Publication,
   effects: list[Effect],
 ) -> LearnerState:
   """Notes a newer version, to be adopted at the next boundary."""
   p = publication.fragment
-  if publication.round >= 0:
+  if publication.round >= 0 and now >= state.receipt_due_at:
     receipt = Receipt(options.learner, state.incarnation, publication.round)
     effects.append(Send(options.learner, receipt))
+    state = state._replace(receipt_due_at=now + _RECEIPT_SECONDS)
   ledger = state.ledgers[p]
   newest = max(ledger.base_version, _staged_version(state.staged, p))
   if publication.version <= newest:

@@ -116,6 +116,7 @@ class LearnerState(NamedTuple):
     drained: rounds of the drain that were handed over.
     leave_at: when a draining learner gives the syncer up.
     waits_for: the reason that was last told.
+    receipt_due_at: before then it sends no receipt.
   """
 
   phase: Phase
@@ -138,6 +139,7 @@ class LearnerState(NamedTuple):
   drained: frozenset[int]
   leave_at: float | None
   waits_for: str
+  receipt_due_at: float
 
   @property
   def next_round(self) -> int:
@@ -197,4 +199,5 @@ def initial_state(options: LearnerOptions) -> LearnerState:
     drained=frozenset(),
     leave_at=None,
     waits_for='',
+    receipt_due_at=0.0,
   )

@@ -80,7 +80,14 @@ def advance(
     state = state._replace(current=round_.number + 1, paced_at=round_.quorum_at)
   if state.current != first:
     fragment = options.schedule.fragment_of(state.current)
-    effects.append(Broadcast(RoundOpened(state.current, fragment)))
+    # Who has contributed to the round before goes on with this one anyway.
+    knowing = tuple(
+      learner
+      for learner in state.connected
+      if state.members[learner].last_round >= state.current - 1
+    )
+    opened = RoundOpened(state.current, fragment)
+    effects.append(Broadcast(opened, knowing))
   return state
 
 

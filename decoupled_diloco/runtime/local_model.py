@@ -17,17 +17,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from decoupled_diloco.ops import payloads
-from decoupled_diloco.ops.adopt import AdoptOptions, adopt
+from decoupled_diloco.ops.adopt import AdoptOptions
 from decoupled_diloco.ops.array_types import Params
 from decoupled_diloco.ops.codecs import Codec
 from decoupled_diloco.ops.fragments import FragmentPlan
-from decoupled_diloco.ops.merge import pseudo_gradient
 from decoupled_diloco.ops.pieces import Piece, named_leaves
+from decoupled_diloco.training import learner_fragments
 from decoupled_diloco.training.inner import NEVER
 from decoupled_diloco.training.step import Metrics, TrainScan, TrainState
 from decoupled_diloco.training.wire_format import (
@@ -136,31 +135,23 @@ class LocalModel:
     base: Values,
     decoded: Values | None,
   ) -> Params:
-    local = self.plan.take(params, p)
-    base = _as_held(base, local)
-    seen = None if decoded is None else _subtract(base, decoded)
-    adopted = adopt(
-      self._options.rule,
-      local,
-      published,
-      base,
-      seen,
-      alpha=self._options.alpha,
+    return learner_fragments.adopt_fragment(
+      self.plan, self._options, params, p, published, base, decoded
     )
-    # Copied, because a whole leaf would be handed through: the base would then
-    # be lost when the next scan donates it.
-    return self.plan.put(params, p, tuple(jnp.copy(x) for x in adopted))
 
   def _encode_fragment(
     self, params: Params, p: int, base: Values, residual: Any
   ) -> tuple[Any, Values | None, Any]:
-    local = self.plan.take(params, p)
-    wide = tuple(l.astype(b.dtype) for b, l in zip(base, local, strict=True))
-    delta = pseudo_gradient(_as_held(base, local), wide)
-    encoded, residual = self._wire.up.encode(delta, residual)
-    decoded = None
-    if self.keeps_progress:
-      decoded = self._wire.up.decode(encoded)
+    encoded, decoded, residual = learner_fragments.encode_fragment(
+      self.plan,
+      self._wire,
+      params,
+      p,
+      base,
+      residual,
+      keeps_decoded=self.keeps_progress,
+    )
+    if decoded is not None:
       decoded = lax.with_sharding_constraint(decoded, self._shardings[p])
     if self._wire.up.error_feedback:
       residual = lax.with_sharding_constraint(residual, self._shardings[p])
@@ -390,21 +381,3 @@ def _cut(sharding: NamedSharding, piece: Piece) -> NamedSharding:
     except ValueError:
       spec = PartitionSpec(None, *axes[1:])
   return NamedSharding(sharding.mesh, spec)
-
-
-def _as_held(base: Values, local: Values) -> Values:
-  """The base as the learner holds it: rounded, if its parameters are coarser.
-
-  Otherwise that rounding would count as progress.
-  """
-
-  def rounded(b: jax.Array, l: jax.Array) -> jax.Array:
-    info = jnp.finfo(l.dtype)
-    # Not a cast back and forth, which XLA may drop.
-    return lax.reduce_precision(b, info.nexp, info.nmant)
-
-  return tuple(rounded(b, l) for b, l in zip(base, local, strict=True))
-
-
-def _subtract(left: Values, right: Values) -> Values:
-  return tuple(a - b for a, b in zip(left, right, strict=True))

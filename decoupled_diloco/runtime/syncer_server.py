@@ -262,9 +262,10 @@ class SyncerServer:
         self._merges.discard(learner, round_)
       case fx.Send(learner=learner, message=message):
         self._send(learner, message, incoming.peer)
-      case fx.Broadcast(message=message):
-        for route in self._routes.values():
-          self._endpoint.send(route.peer, message)
+      case fx.Broadcast(message=message, knowing=knowing):
+        for learner, route in self._routes.items():
+          if learner not in knowing:
+            self._endpoint.send(route.peer, message)
       case fx.SendFragments(learner=learner, fragments=fragments):
         self._values.add(learner, fragments)
       case fx.Merge(fragment=fragment):

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from decoupled_diloco.ops import payloads
-from decoupled_diloco.ops.array_types import Params
+from decoupled_diloco.ops.array_types import Params, PieceValues
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.ops.merge import check_rule
 from decoupled_diloco.ops.outer import fragment_outer, from_gain
@@ -122,6 +122,7 @@ class GlobalModel:
     self._encode_value = jax.jit(
       lambda values: wire.value.encode(values, wire.value.init(values))[0]
     )
+    self._decode_value = jax.jit(wire.value.decode)
 
   def _jit_merge(self, outer_update):
     wire = self._wire
@@ -271,6 +272,13 @@ class GlobalModel:
   def value_payload(self, fragment: int) -> bytes:
     """The fragment itself, for a publication of the form 'value'."""
     return payloads.to_bytes(self._encode_value(self._values[fragment]))
+
+  def published(self, fragment: int) -> PieceValues:
+    """The fragment as its newest publication gives it to learners; copies."""
+    values = self._values[fragment]
+    if self._wire.form == 'value':
+      return self._decode_value(self._encode_value(values))
+    return tuple(jnp.copy(value) for value in values)
 
   def params(self, like: Params) -> Params:
     """The global parameters as a pytree of copies: merges donate the originals.

@@ -4,7 +4,7 @@
 `LocalModel` and `GlobalModel` carry it out, payloads as bytes and all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,12 +13,13 @@ import optax
 from decoupled_diloco.ops.adopt import AdoptOptions
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.protocol import effects as fx
-from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
 from decoupled_diloco.runtime.local_model import LocalModel, Staging
+from decoupled_diloco.simulate.work import Payload
 from decoupled_diloco.tasks import Task
 from decoupled_diloco.training.global_model import GlobalModel
+from decoupled_diloco.training.inner import NEVER
 from decoupled_diloco.training.mesh import MeshOptions, make_mesh
 from decoupled_diloco.training.step import make_train_scan
 from decoupled_diloco.training.wire_format import WireOptions, wire_format
@@ -26,6 +27,89 @@ from tests.protocol.cluster import Cluster
 
 OVERWRITE = AdoptOptions()
 EXACT = WireOptions(up='f32', down='f32', down_error_feedback=False)
+
+
+class ArrayWork:
+  """What happens to arrays: one `LocalModel` per learner, one `GlobalModel`."""
+
+  def __init__(
+    self,
+    model: GlobalModel,
+    locals_: list[LocalModel],
+    batches: Callable[[int, int], Any],
+    on_merged: Callable[[], object],
+  ):
+    self.model = model
+    self.locals = locals_
+    self.form = model.form
+    self._batches = batches
+    self._on_merged = on_merged
+    self._scans: dict[int, tuple[int, int]] = {}
+
+  def tokens_per_scan(self, learner: int) -> int:
+    local = self.locals[learner]
+    batch = jax.tree.map(lambda leaf: leaf[0], self._batches(learner, 0))
+    return local.trainer.steps_per_scan * local.trainer.task.num_tokens(batch)
+
+  def stop(self, learner: int) -> None:
+    raise NotImplementedError('No learner of these tests is killed.')
+
+  def stage(
+    self, learner: int, publication: msg.Publication, content: Any
+  ) -> None:
+    p, version = publication.fragment, publication.version
+    staging = self.locals[learner].stage(p, version, publication.form, content)
+    assert staging is not Staging.GAP
+
+  def begin(
+    self, learner: int, versions: tuple[int, ...], rejoin_step: int | None
+  ) -> None:
+    local = self.locals[learner]
+    for p, version in enumerate(versions):
+      local.claim(p, version)
+    local.begin(
+      versions,
+      jax.random.key(learner),
+      NEVER if rejoin_step is None else rejoin_step,
+    )
+
+  def adopt(
+    self, learner: int, fragment: int, version: int, merged_round: int
+  ) -> None:
+    self.locals[learner].claim(fragment, version)
+    self.locals[learner].adopt(fragment, version, merged_round)
+
+  def start_scan(self, learner: int, global_step: int, first_step: int) -> None:
+    self._scans[learner] = global_step, first_step
+
+  def end_scan(self, learner: int) -> float:
+    global_step, first_step = self._scans.pop(learner)
+    batches = self._batches(learner, first_step)
+    return float(self.locals[learner].train(batches, global_step)['loss'])
+
+  def hand_over(self, learner: int, contribution: msg.Contribution) -> Payload:
+    local = self.locals[learner]
+    captured = local.capture(contribution.fragment, contribution.round)
+    data = local.fetch(captured)
+    norm = self.model.norm_of(contribution.fragment, data)
+    return Payload(len(data), norm, data)
+
+  def forget(self, learner: int, fragment: int, round_: int) -> None:
+    self.locals[learner].forget(fragment, round_)
+
+  def merge(self, merge: fx.Merge, contents: Mapping[int, Any]) -> Payload:
+    merged = self.model.merge(
+      merge.fragment,
+      {share.learner: share.weight for share in merge.shares},
+      contents,
+    )
+    self._on_merged()
+    return Payload(len(merged.payload), merged.norm, merged.payload)
+
+  def value(self, fragment: int, version: int) -> Payload:
+    del version
+    data = self.model.value_payload(fragment)
+    return Payload(len(data), content=data)
 
 
 class ArrayCluster(Cluster):
@@ -83,82 +167,20 @@ class ArrayCluster(Cluster):
       )
       for m in range(M)
     ]
-    self.batches = batches
-    self.history: list[Any] = []  # Global fragments after each merge.
-    self.losses: list[list[float]] = [[] for _ in range(M)]
-    self._begun = [False] * M
-    self._joining: list[dict[int, int]] = [{} for _ in range(M)]
-    self._contributions: dict[tuple[int, int], bytes] = {}
-    self._updates: dict[int, bytes] = {}
-    self._values: dict[tuple[int, int], bytes] = {}
+    self.history: list[Any] = []  # Global parameters after each merge.
     super().__init__(
       options,
       scan_seconds,
       keeps_progress=adopt.rule == 'rebase',
+      work=ArrayWork(
+        self.model,
+        self.locals,
+        batches,
+        lambda: self.history.append(self.global_params()),
+      ),
       **settings,
     )
 
   def global_params(self) -> Any:
     """The global parameters as a pytree."""
     return self.model.params(self.initial)
-
-  def _execute_for_syncer(self, effect: fx.Effect) -> None:
-    match effect:
-      case fx.SendFragments(fragments=fragments):
-        for p in fragments:
-          version = self.syncer_state.versions[p]
-          self._values[p, version] = self.model.value_payload(p)
-      case fx.Merge(round=round_, fragment=p):
-        payloads = {
-          share.learner: self._contributions[share.learner, round_]
-          for share in effect.shares
-        }
-        self._updates[round_] = self.model.merge(
-          p,
-          {share.learner: share.weight for share in effect.shares},
-          payloads,
-        ).payload
-        self.history.append(self.global_params())
-    super()._execute_for_syncer(effect)
-
-  def _tell_learner(self, m: int, event: ev.Event) -> None:
-    if not self.learners[m].is_alive:
-      return
-    local = self.locals[m]
-    match event:
-      case ev.MessageArrived(message=msg.Publication() as publication):
-        p, version = publication.fragment, publication.version
-        payload = (
-          self._updates[publication.round]
-          if publication.form == 'update'
-          else self._values[p, version]
-        )
-        staging = local.stage(p, version, publication.form, payload)
-        assert staging is not Staging.GAP
-      case ev.ScanEnded(steps=steps):
-        learner = self.learners[m]
-        batch = self.batches(m, learner.state.total_steps)
-        metrics = local.train(batch, learner.starts[-1])
-        self.losses[m].append(float(metrics['loss']))
-        del steps
-    super()._tell_learner(m, event)
-
-  def _execute_for_learner(self, m: int, effect: fx.Effect) -> None:
-    local = self.locals[m]
-    match effect:
-      case fx.HandOver(contribution=contribution):
-        captured = local.capture(contribution.fragment, contribution.round)
-        self._contributions[m, contribution.round] = local.fetch(captured)
-      case fx.Adopt() if self._begun[m]:
-        local.claim(effect.fragment, effect.version)
-        local.adopt(effect.fragment, effect.version, effect.merged_round)
-      case fx.Adopt():
-        local.claim(effect.fragment, effect.version)
-        self._joining[m][effect.fragment] = effect.version
-        if len(self._joining[m]) == self.plan.num_fragments:
-          versions = [v for _, v in sorted(self._joining[m].items())]
-          local.begin(versions, jax.random.key(m))
-          self._begun[m] = True
-      case fx.Forget(round=round_, fragment=p):
-        local.forget(p, round_)
-    super()._execute_for_learner(m, effect)

@@ -65,7 +65,7 @@ def _trajectory(
   )
   # Until both learners have taken 15 steps and stand at that boundary.
   scans = 15 // (H // P)
-  while min(learner.scans for learner in cluster.learners) < scans:
+  while min(learner.figures.scans for learner in cluster.learners) < scans:
     cluster.run(until=cluster.now + 1.0)
   merged = [
     [float(params[name]) for name in movers]
