@@ -41,9 +41,9 @@ def get_config():
   config.inner.learning_rate = 8e-3
 
   config.learners = {
-    '0': {'pace': {'step_seconds': 0.0160}},
-    '1': {'pace': {'step_seconds': 0.0176}},
-    '2': {'pace': {'step_seconds': 0.0192}},
+    '0': {'throttle': {'step_seconds': 0.0160}},
+    '1': {'throttle': {'step_seconds': 0.0176}},
+    '2': {'throttle': {'step_seconds': 0.0192}},
   }
   config.launch.kill = ((2, 0.4),)
   return config

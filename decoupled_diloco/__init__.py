@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from decoupled_diloco.lab.cluster import VirtualCluster as VirtualCluster
   from decoupled_diloco.ops.adopt import adopt as adopt
   from decoupled_diloco.ops.codecs import codec as codec
   from decoupled_diloco.ops.fragments import FragmentPlan as FragmentPlan
@@ -42,6 +43,7 @@ _HOMES = {
   'outer_transform': 'ops.outer',
   'pseudo_gradient': 'ops.merge',
   'radial_directional': 'ops.merge',
+  'VirtualCluster': 'lab.cluster',
   'weighted_mean': 'ops.merge',
 }
 

@@ -10,11 +10,14 @@ import contextlib
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from absl import flags, logging
+from ml_collections.config_flags.config_flags import is_config_flag
 
-from decoupled_diloco.runtime.launch import EXIT_USAGE, LaunchError
+from decoupled_diloco import config_files
+from decoupled_diloco.runtime.launch_options import EXIT_USAGE, LaunchError
 
 
 def parse_flags(argv: list[str], usage: str) -> None:
@@ -28,17 +31,20 @@ def parse_flags(argv: list[str], usage: str) -> None:
   if {'-h', '--help', '-help'} & set(argv):
     print(usage.strip())
     raise SystemExit(0)
+  for name in list(flags.FLAGS):  # A config file may define more.
+    if is_config_flag(flags.FLAGS[name]):
+      path = _value_of(name, argv)
+      path = flags.FLAGS[name].default if path is None else path
+      if path is not None:
+        config_files.check(str(path), argv, name)
   try:
     rest = flags.FLAGS(argv)
+  except flags.IllegalFlagValueError as error:
+    raise ValueError(
+      f'{error}; give a value of the type that the field has in the config.'
+    ) from error
   except (flags.Error, AttributeError, KeyError, TypeError) as error:
     raise ValueError(str(error.args[0] if error.args else error)) from error
-  except (SyntaxError, ImportError) as error:
-    raise ValueError(f'The config file is no Python: {error}.') from error
-  except OSError as error:
-    raise ValueError(
-      f'The config file cannot be read: {error}. Give the path of one, such as '
-      '--config=configs/quickstart.py.'
-    ) from error
   if len(rest) > 1:
     raise ValueError(
       f'{" ".join(rest[1:])!r} is no flag; fields are set with '
@@ -46,18 +52,29 @@ def parse_flags(argv: list[str], usage: str) -> None:
     )
 
 
+def _value_of(flag: str, argv: list[str]) -> str | None:
+  """What a command line gives as a flag's value, the last time it does."""
+  value = None
+  for argument, following in zip(argv, [*argv[1:], ''], strict=True):
+    name, is_set, given = argument.partition('=')
+    if name in (f'--{flag}', f'-{flag}'):
+      value = given if is_set else following
+  return value
+
+
 def prepare_jax(role: str = 'learner') -> None:
   """Sets JAX up for a role, before its devices are first used.
 
   Compiled code is kept between processes and runs, unless the user keeps it
   somewhere already: a learner that is started again is then ready in seconds.
-  The syncer computes on the CPU and leaves accelerators to others.
+  Only learners compute on accelerators: a syncer, or one who starts others,
+  must not take theirs.
   """
   import jax
 
   # Orbax reports every step of a checkpoint otherwise.
   logging.set_verbosity(logging.WARNING)
-  if role == 'syncer':
+  if role != 'learner':
     jax.config.update('jax_platforms', 'cpu')
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
     folder = pathlib.Path.home() / '.cache' / 'decoupled_diloco' / 'compiled'
@@ -71,31 +88,62 @@ def say(text: str) -> None:
   print(text, flush=True)
 
 
+def _nobody(line: str) -> None:
+  del line
+
+
 @contextlib.contextmanager
-def setting_up() -> Iterator[None]:
-  """What goes wrong in here is the user's to mend."""
+def setting_up(tell: Callable[[str], None] = _nobody) -> Iterator[None]:
+  """What goes wrong in here is the user's to mend.
+
+  Args:
+    tell: is given the sentence, too.
+  """
   try:
     yield
   except (ValueError, OSError) as error:
-    leave(error, EXIT_USAGE)
+    leave(error, EXIT_USAGE, tell)
 
 
 @contextlib.contextmanager
-def at_work() -> Iterator[None]:
-  """Foreseen failures of a process that works."""
+def at_work(tell: Callable[[str], None] = _nobody) -> Iterator[None]:
+  """Foreseen failures of a process that works.
+
+  Args:
+    tell: is given the sentence, too.
+  """
   try:
     yield
   except LaunchError as error:
-    leave(error, error.exit_code)
+    leave(error, error.exit_code, tell)
   except (OSError, FloatingPointError) as error:
-    leave(error, 1)
+    leave(error, 1, tell)
 
 
-def leave(error: BaseException, code: int) -> None:
-  """Ends the process with an error as one sentence."""
-  sys.stdout.flush()
+def sentence(error: BaseException | str) -> str:
+  """An error as one line for people."""
   text = str(error)
   if isinstance(error, OSError) and error.filename:
-    text = f'{error.strerror}: {error.filename}'
-  print(f'error: {" ".join(text.split())}', file=sys.stderr, flush=True)
+    text = f'{error.filename}: {error.strerror}'
+  return ' '.join(text.split())
+
+
+def leave(
+  error: BaseException | str, code: int, tell: Callable[[str], None] = _nobody
+) -> NoReturn:
+  """Ends the process with an error as one sentence."""
+  line = f'error: {sentence(error)}'
+  tell(line)
+  # Where the disk is full, a log file cannot take it; the code still says it.
+  with contextlib.suppress(OSError):
+    sys.stdout.flush()
+    print(line, file=sys.stderr, flush=True)
   raise SystemExit(code)
+
+
+def leave_at_once(code: int) -> NoReturn:
+  """Ends the process without waiting for threads that still compute."""
+  with contextlib.suppress(OSError):
+    sys.stdout.flush()
+    sys.stderr.flush()
+  os._exit(code)

@@ -206,7 +206,8 @@ def main(argv: list[str]) -> None:
   with tempfile.TemporaryDirectory() as workdir, _syncer(workdir) as address:
     options = roles.with_vocabulary(_options(workdir, address))
     options = dataclasses.replace(
-      options, pace=dataclasses.replace(options.pace, step_seconds=0.0)
+      options,
+      throttle=dataclasses.replace(options.throttle, step_seconds=0.0),
     )
     setup = roles.set_up_learner(options)
     setup.trainer.compile(setup.example)

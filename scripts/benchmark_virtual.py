@@ -114,7 +114,7 @@ class _Bare:
       nnx.logical_axis_rules(mesh.DEFAULT_RULES),  # pyright: ignore
     ):
       self._vmapped = (
-        jax.jit(jax.vmap(self._trainer._scan), donate_argnums=0)
+        jax.jit(jax.vmap(self._trainer.jitted_scan), donate_argnums=0)
         .lower(self._stack, self._stacked, self._steps)
         .compile()
       )

@@ -193,8 +193,8 @@ def held_out_batches(
     raise ValueError(
       f'num_batches={num_batches} of batch_size={options.batch_size} need '
       f'{needed} held-out windows of {options.sequence_length + 1} tokens, and '
-      f'the {corpus.held_out.size} held-out tokens make {len(windows)}; lower '
-      'num_batches or raise held_out_fraction='
+      f'the {corpus.held_out.size} held-out tokens make {len(windows)}; use '
+      'more text, lower num_batches, or raise held_out_fraction='
       f'{options.held_out_fraction}.'
     )
   spread = np.arange(needed) * len(windows) // needed

@@ -9,7 +9,7 @@ concern processes and networks (transport, security, launch, ...) are ignored.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +17,6 @@ import ml_collections
 
 from decoupled_diloco import building, configuring, data
 from decoupled_diloco.configuring import RunOptions
-from decoupled_diloco.ops import payloads
-from decoupled_diloco.ops.codecs import Codec
 from decoupled_diloco.protocol.grace import GraceOptions
 from decoupled_diloco.protocol.quorum import QuorumOptions
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
@@ -29,10 +27,6 @@ from decoupled_diloco.simulate.options import (
   SpeedOptions,
 )
 from decoupled_diloco.training import inner
-from decoupled_diloco.training.wire_format import wire_format
-from decoupled_diloco.virtual import data_parallel
-from decoupled_diloco.virtual.cluster import VirtualCluster
-from decoupled_diloco.virtual.result import Point, Result
 from decoupled_diloco.virtual.setup import (
   LearnerSetup,
   VirtualSetup,
@@ -124,6 +118,13 @@ def options_of(run: Mapping[str, Any]) -> LabOptions:
   Raises:
     ValueError: with the field, the rule, the value and what to do.
   """
+  missing = {*_SECTIONS, 'learners'} - run.keys()
+  if missing:
+    raise ValueError(
+      "a run's config must have all sections, and "
+      f'{", ".join(sorted(missing))} are missing; begin with '
+      'lab.run_config.default_run().'
+    )
   raw = {name: value for name, value in run.items() if name not in _SECTIONS}
   own = {
     learner: {name: fields for name, fields in changes.items()}
@@ -194,7 +195,6 @@ def setup_of(options: LabOptions) -> VirtualSetup:
   """
   run = building.with_vocabulary(options.run)
   task = building.build_task(run)
-  wire = run.wire
   batches = building.held_out(run)
   return VirtualSetup(
     task=task,
@@ -221,7 +221,7 @@ def setup_of(options: LabOptions) -> VirtualSetup:
       max_rounds_in_flight=run.lead.max_rounds_in_flight,
     ),
     on_lead_limit=run.lead.on_lead_limit,  # pyright: ignore
-    wire=wire,
+    wire=run.wire,
     adopt=run.adopt,
     outer=run.outer,
     failures=options.failures,
@@ -243,56 +243,3 @@ def _batches(options: RunOptions, learner: int) -> Any:
 def _unstacked(batches: Any) -> list[Any]:
   leaves, structure = jax.tree.flatten(batches)
   return [structure.unflatten(each) for each in zip(*leaves, strict=True)]
-
-
-def run_virtual(
-  options: LabOptions, on_point: Callable[[Point], object] = lambda point: None
-) -> tuple[VirtualSetup, Result]:
-  """Runs a cluster in the mode of its options."""
-  setup = setup_of(options)
-  if options.cluster.mode == 'data_parallel':
-    return setup, data_parallel.run(setup, on_point)
-  return setup, VirtualCluster(setup, on_point).run()
-
-
-def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Runs a cluster; its figures as plain values, as a study keeps them."""
-  options = options_of(config)
-  setup, result = run_virtual(options)
-  shares = [value for value in result.participation.values() if value]
-  figures = {
-    'loss': result.loss,
-    'curve': [[point.merged_tokens, point.loss] for point in result.points],
-    'timeline': [[point.seconds, point.loss] for point in result.points],
-    'goodput': result.goodput,
-    'yield': result.yield_,
-    'participation': min(shares) if shares else None,
-    'participations': list(result.participation.values()),
-    'staleness': result.mean_staleness,
-    'overlap_steps': result.overlap_steps,
-    'virtual_seconds': result.seconds,
-    'rounds': result.rounds,
-    'processed_tokens': result.processed_tokens,
-    'merged_tokens': result.merged_tokens,
-    'parameters': setup.plan.num_elements,
-  }
-  if options.cluster.mode != 'data_parallel':
-    figures |= _bits(setup)
-  return figures
-
-
-def _bits(setup: VirtualSetup) -> dict[str, float]:
-  """Bits per parameter and synchronisation, without framing."""
-  wire = wire_format(setup.wire)
-  down = wire.value if wire.form == 'value' else wire.down
-
-  def nbytes(codec: Codec) -> int:
-    return sum(
-      payloads.encoded_nbytes(codec, setup.plan.shapes(p))
-      for p in range(setup.plan.num_fragments)
-    )
-
-  return {
-    name: 8 * nbytes(codec) / setup.plan.num_elements
-    for name, codec in (('bits_up', wire.up), ('bits_down', down))
-  }

@@ -10,7 +10,7 @@ from typing import Any
 from rich import console, progress
 
 from decoupled_diloco import entry
-from decoupled_diloco.lab import plots, run_config, tables, workers
+from decoupled_diloco.lab import figures, plots, run_config, tables, workers
 from decoupled_diloco.lab.results import Results
 from decoupled_diloco.lab.study import Cell, cells_of
 
@@ -108,7 +108,7 @@ def run_one(run: Mapping[str, Any]) -> dict[str, Any]:
   entry.prepare_jax()
   began = time.monotonic()
   try:
-    result = run_config.run(run)
+    result = figures.figures_of(run)
   except FloatingPointError as error:
     result = {'loss': float('inf'), 'error': str(error)}
   return {**result, 'seconds': round(time.monotonic() - began, 1)}

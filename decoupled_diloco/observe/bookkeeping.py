@@ -1,18 +1,7 @@
 """What every event of a syncer, and every effect, changes in the status."""
 
-from decoupled_diloco.observe.learner_status import (
-  DONE,
-  JOINING,
-  WAITING,
-)
-from decoupled_diloco.observe.run_status import (
-  DRAINING,
-  FINISHED,
-  RUNNING,
-  Fault,
-  ReceiptsDue,
-  RunStatus,
-)
+from decoupled_diloco.observe import words
+from decoupled_diloco.observe.run_status import Fault, ReceiptsDue, RunStatus
 from decoupled_diloco.protocol.effects import (
   Accept,
   Broadcast,
@@ -69,18 +58,21 @@ def hear(status: RunStatus, event: MessageArrived) -> None:
     return
   learner.last_seen = status.now
   match message:
-    case Ready() if learner.state != DONE:
-      learner.state = WAITING
+    case Ready() if learner.state != words.DONE:
+      learner.state = words.WAITING
     case Farewell():
-      if learner.state != DONE and status.phase not in (DRAINING, FINISHED):
+      if learner.state != words.DONE and status.phase not in (
+        words.DRAINING,
+        words.FINISHED,
+      ):
         status.tell(
           'left', f'Learner {learner.learner} leaves: {message.reason}'
         )
-      learner.state = DONE
+      learner.state = words.DONE
       learner.lost_because = message.reason
     case Heartbeat():
       learner.report(message.total_steps, message.total_tokens)
-      if learner.state != DONE:
+      if learner.state != words.DONE:
         learner.state = message.activity
       if message.loss is not None:
         learner.loss = message.loss
@@ -102,7 +94,7 @@ def lose(status: RunStatus, number: int, incarnation: int, reason: str) -> None:
     or learner.incarnation != incarnation
   ):
     return
-  if learner.state != DONE and status.phase != FINISHED:
+  if learner.state != words.DONE and status.phase != words.FINISHED:
     status.tell('lost', f'Learner {number} is lost: {reason}')
     learner.lose(reason)
   else:
@@ -130,7 +122,7 @@ def take_effect(status: RunStatus, event: Event, effect: Effect) -> None:
     case Broadcast(message=RoundOpened(round=round_)):
       _open(status, round_)
     case Broadcast(message=DrainStarted()):
-      status.phase = DRAINING
+      status.phase = words.DRAINING
       if status.drain_at is None:
         status.drain_at = status.now
     case SendFragments(learner=learner, fragments=fragments):
@@ -154,13 +146,13 @@ def take_effect(status: RunStatus, event: Event, effect: Effect) -> None:
     case Notice(text=text):
       status.tell('notice', text)
     case Finish(reason=reason, is_failure=is_failure):
-      status.phase = FINISHED
+      status.phase = words.FINISHED
       status.ended_at = status.now
       status.end_reason, status.is_failure = reason, is_failure
       status.receipts_due.clear()
       for learner in status.learners.values():
         if learner.is_connected:
-          learner.state = DONE
+          learner.state = words.DONE
       status.tell('finished', f'Finished: {reason}')
 
 
@@ -202,7 +194,7 @@ def _open(status: RunStatus, round_: int) -> None:
   if status.opened_at is None:
     status.opened_at = status.now
     count = sum(
-      learner.is_connected and learner.state != JOINING
+      learner.is_connected and learner.state != words.JOINING
       for learner in status.learners.values()
     )
     status.tell(
@@ -210,7 +202,7 @@ def _open(status: RunStatus, round_: int) -> None:
       f'Round {round_} is open: training begins with {count} of '
       f'{len(status.learners)} learners.',
     )
-  status.phase = RUNNING
+  status.phase = words.RUNNING
   status.drain_at = status.ended_at = None
   status.current_round = max(status.current_round, round_)
 

@@ -3,16 +3,9 @@
 import dataclasses
 from collections import Counter
 
+from decoupled_diloco.observe import words
 from decoupled_diloco.observe.intervals import Intervals
 from decoupled_diloco.observe.series import Series
-
-JOINING = 'joining'  # Admitted; it compiles, or lacks fragments.
-COMPILING = 'compiling'
-TRAINING = 'training'
-WAITING = 'waiting'
-DRAINING = 'draining'
-ABSENT = 'absent'  # Never seen, or lost.
-DONE = 'done'  # It has said farewell, or the run is over.
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,7 +14,7 @@ class LearnerStatus:
 
   Attributes:
     learner: its number.
-    state: one of the words above; between its admission and its loss that of
+    state: one of `words.STATES`; between its admission and its loss that of
       its last heartbeat.
     incarnation: the last one that it was given; 0 if it was never admitted.
     is_connected: whether that incarnation is reachable.
@@ -42,7 +35,8 @@ class LearnerStatus:
     rates: the tokens per second of all heartbeats that had a scan to report.
     rounds_merged: rounds in which a contribution of it was merged.
     rounds_since_first: merged rounds of the run since its first admission.
-    rounds_merged_since_latest, rounds_since_latest: both since its latest.
+    rounds_merged_since_return, rounds_since_return: both since its return,
+      that is, its latest admission.
     staleness: of its merged contributions: versions between the base that the
       delta starts from and the version that it was merged into, so 0 if it
       starts from the newest.
@@ -56,7 +50,7 @@ class LearnerStatus:
   """
 
   learner: int
-  state: str = ABSENT
+  state: str = words.ABSENT
   incarnation: int = 0
   is_connected: bool = False
   restarts: int = 0
@@ -70,8 +64,8 @@ class LearnerStatus:
   rates: Series = dataclasses.field(default_factory=Series)
   rounds_merged: int = 0
   rounds_since_first: int = 0
-  rounds_merged_since_latest: int = 0
-  rounds_since_latest: int = 0
+  rounds_merged_since_return: int = 0
+  rounds_since_return: int = 0
   staleness: Series = dataclasses.field(default_factory=Series)
   staleness_sum: int = 0
   merged_tokens: float = 0.0
@@ -92,14 +86,14 @@ class LearnerStatus:
     return self.rounds_merged / self.rounds_since_first
 
   @property
-  def participation_since_latest(self) -> float | None:
+  def participation_since_return(self) -> float | None:
     """The same since its latest admission; it compiles in that time, too."""
-    if not self.rounds_since_latest:
+    if not self.rounds_since_return:
       return None
-    return self.rounds_merged_since_latest / self.rounds_since_latest
+    return self.rounds_merged_since_return / self.rounds_since_return
 
   @property
-  def mean_staleness(self) -> float | None:
+  def staleness_mean(self) -> float | None:
     """Mean staleness of its merged contributions, in versions."""
     if not self.staleness.count:
       return None
@@ -109,11 +103,11 @@ class LearnerStatus:
     """It is in (again); returns whether that ends a fault of its own."""
     is_survived = self.incarnation > 0 and not self._lost_with_syncer
     self.restarts += is_survived
-    self.state = JOINING
+    self.state = words.JOINING
     self.incarnation = incarnation
     self.is_connected = True
     self.last_seen = now
-    self.rounds_merged_since_latest = self.rounds_since_latest = 0
+    self.rounds_merged_since_return = self.rounds_since_return = 0
     self._admitted_tokens = total_tokens
     self._has_reported = False
     self._lost_with_syncer = False
@@ -125,8 +119,8 @@ class LearnerStatus:
     self.tokens_per_second = 0.0
     self.lost_because = reason
     self._lost_with_syncer = with_syncer
-    if self.state != DONE:
-      self.state = ABSENT
+    if self.state != words.DONE:
+      self.state = words.ABSENT
 
   def report(self, total_steps: int, total_tokens: int) -> None:
     """It says how far it has come.
@@ -155,11 +149,11 @@ class LearnerStatus:
     """
     if self.incarnation:
       self.rounds_since_first += 1
-      self.rounds_since_latest += 1
+      self.rounds_since_return += 1
     if share_of_weight is None:
       return
     self.rounds_merged += 1
-    self.rounds_merged_since_latest += 1
+    self.rounds_merged_since_return += 1
     self.weight_sum += share_of_weight
     self.staleness.add(staleness)
     self.staleness_sum += staleness

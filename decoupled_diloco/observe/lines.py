@@ -3,26 +3,25 @@
 import statistics
 import textwrap
 
-from decoupled_diloco.observe import figures
+from decoupled_diloco.observe import figures, words
 from decoupled_diloco.observe.goodput import account
-from decoupled_diloco.observe.learner_status import COMPILING, JOINING
-from decoupled_diloco.observe.pace import Pace
-from decoupled_diloco.observe.run_status import RUNNING, Happening, RunStatus
+from decoupled_diloco.observe.rates import Rates
+from decoupled_diloco.observe.run_status import Happening, RunStatus
 
 _WIDTH = 100
 
 
-def progress_line(status: RunStatus, pace: Pace, now: float) -> str:
+def progress_line(status: RunStatus, rates: Rates, now: float) -> str:
   """Where the run stands.
 
   Args:
     status: of the run.
-    pace: rates of late.
+    rates: rates of late.
     now: at least `status.now`, on the same clock.
   """
   if status.opened_at is None:
     return f'{_stamp(status, now)}{status.phase}: {gathered(status)}'
-  parts = [] if status.phase == RUNNING else [status.phase]
+  parts = [] if status.phase == words.RUNNING else [status.phase]
   books = account(status)
   losses = [
     learner.loss
@@ -32,7 +31,7 @@ def progress_line(status: RunStatus, pace: Pace, now: float) -> str:
   parts.append(f'round {shown_round(status)}')
   if status.budget_rounds:
     parts[-1] += f'/{status.budget_rounds}'
-  parts.append(f'{figures.fixed(pace.rounds_per_second, 1)}/s')
+  parts.append(f'{figures.fixed(rates.rounds_per_second, 1)}/s')
   if status.budget_tokens:
     parts.append(
       f'merged {figures.count(status.merged_tokens)}/'
@@ -44,8 +43,8 @@ def progress_line(status: RunStatus, pace: Pace, now: float) -> str:
     f'yield {figures.percent(books.yield_)}',
     f'learners {len(status.connected)}/{len(status.learners)}',
   ]
-  if pace.left_seconds is not None:
-    parts.append(f'left {figures.clock(pace.left_seconds)}')
+  if rates.left_seconds is not None:
+    parts.append(f'left {figures.clock(rates.left_seconds)}')
   return _stamp(status, now) + '  '.join(parts)
 
 
@@ -71,7 +70,8 @@ def gathered(status: RunStatus) -> str:
   """Who is there before round 0 is opened."""
   connected = len(status.connected)
   ready = sum(
-    learner.is_connected and learner.state not in (JOINING, COMPILING)
+    learner.is_connected
+    and learner.state not in (words.JOINING, words.COMPILING)
     for learner in status.learners.values()
   )
   return (

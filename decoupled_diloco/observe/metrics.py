@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 
+from decoupled_diloco.observe import words
 from decoupled_diloco.observe.appending import AppendedFile
 from decoupled_diloco.observe.goodput import account, useful_tokens
 from decoupled_diloco.observe.learner_status import LearnerStatus
@@ -21,7 +22,7 @@ RUN_FIELDS: Mapping[str, str] = {
   'time_seconds': 'since the first event of the run',
   'elapsed_seconds': 'since round 0 was opened, up to the end of the run',
   'wall_seconds': 'the same up to the beginning of the drain',
-  'phase': 'gathering, running, draining or finished',
+  'phase': f'one of {", ".join(words.PHASES)}',
   'round': 'the round opened last, from 0; -1 before the first',
   'rounds_merged': 'rounds merged, those of the drain included',
   'goodput': 'useful_tokens / capacity_tokens',
@@ -47,7 +48,7 @@ RUN_FIELDS: Mapping[str, str] = {
 }
 
 LEARNER_FIELDS: Mapping[str, str] = {
-  'state': ('joining, compiling, training, waiting, draining, absent or done'),
+  'state': f'one of {", ".join(words.STATES)}',
   'incarnation': 'number of its present or last life; 0 if never admitted',
   'restarts': 'faults survived',
   'silent_seconds': 'since a message of it came last',
@@ -56,7 +57,7 @@ LEARNER_FIELDS: Mapping[str, str] = {
   'loss': 'mean training loss of its last scan, nats per token',
   'tokens_per_second': 'in its last scan; 0 while it is absent',
   'participation': 'share of merged rounds since its first admission',
-  'participation_since_latest': 'the same since its latest admission',
+  'participation_since_return': 'the same since its latest admission',
   'rounds_merged': 'rounds in which a contribution of it was merged',
   'staleness': 'versions, of its contribution merged last',
   'staleness_mean': 'versions, mean over its merged contributions',
@@ -156,10 +157,10 @@ def _learner_figures(
     'loss': learner.loss,
     'tokens_per_second': learner.tokens_per_second,
     'participation': learner.participation,
-    'participation_since_latest': learner.participation_since_latest,
+    'participation_since_return': learner.participation_since_return,
     'rounds_merged': learner.rounds_merged,
     'staleness': learner.staleness.last,
-    'staleness_mean': learner.mean_staleness,
+    'staleness_mean': learner.staleness_mean,
     'weight_share': status.weight_share(learner.learner),
     'useful_tokens': useful_tokens(status, learner.learner),
     'merged_tokens': learner.merged_tokens,

@@ -7,9 +7,9 @@ from typing import IO, Protocol, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from decoupled_diloco.observe import lines
-from decoupled_diloco.observe.pace import Pace, PaceMeter
-from decoupled_diloco.observe.run_status import FINISHED, RunStatus
+from decoupled_diloco.observe import lines, words
+from decoupled_diloco.observe.rates import RateMeter, Rates
+from decoupled_diloco.observe.run_status import RunStatus
 from decoupled_diloco.observe.screen import Screen
 
 
@@ -77,7 +77,7 @@ class ProgressView:
       if is_live
       else _LinePainter(console.file, self._options)
     )
-    self._meter = PaceMeter(self._options.window_seconds)
+    self._meter = RateMeter(self._options.window_seconds)
     self._status: RunStatus | None = None
     self._status_now = self._heard_at = self._run_now = 0.0
     self._due_at: float | None = None
@@ -96,7 +96,9 @@ class ProgressView:
       self._status_now, self._heard_at = status.now, now
     self._status = status
     # Time goes on when nothing happens.
-    silence = 0.0 if status.phase == FINISHED else max(now - self._heard_at, 0)
+    silence = (
+      0.0 if status.phase == words.FINISHED else max(now - self._heard_at, 0)
+    )
     self._run_now = max(self._run_now, status.now + silence)
     self._painter.tell(status)
     if self._due_at is None or now >= self._due_at:
@@ -119,8 +121,8 @@ class ProgressView:
       self._painter.close()
 
   def _paint(self, status: RunStatus) -> None:
-    pace = self._meter.measure(status, self._run_now)
-    self._painter.paint(status, pace, self._run_now)
+    rates = self._meter.measure(status, self._run_now)
+    self._painter.paint(status, rates, self._run_now)
 
 
 class _Painter(Protocol):
@@ -134,7 +136,7 @@ class _Painter(Protocol):
   def say(self, text: str) -> None:
     """Says something else."""
 
-  def paint(self, status: RunStatus, pace: Pace, now: float) -> None:
+  def paint(self, status: RunStatus, rates: Rates, now: float) -> None:
     """Shows the whole status."""
 
   def close(self) -> None:
@@ -155,8 +157,8 @@ class _LivePainter:
   def say(self, text: str) -> None:
     self._live.console.print(text)  # Above the picture.
 
-  def paint(self, status: RunStatus, pace: Pace, now: float) -> None:
-    screen = Screen(status, pace, now, self._max_happenings)
+  def paint(self, status: RunStatus, rates: Rates, now: float) -> None:
+    screen = Screen(status, rates, now, self._max_happenings)
     self._live.update(screen, refresh=True)
 
   def close(self) -> None:
@@ -179,8 +181,8 @@ class _LinePainter:
   def say(self, text: str) -> None:
     self._write(text)
 
-  def paint(self, status: RunStatus, pace: Pace, now: float) -> None:
-    line = lines.progress_line(status, pace, now)
+  def paint(self, status: RunStatus, rates: Rates, now: float) -> None:
+    line = lines.progress_line(status, rates, now)
     if line != self._last:  # What has ended is said once.
       self._write(line)
     self._last = line

@@ -5,16 +5,12 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from decoupled_diloco.observe import words
 from decoupled_diloco.observe.learner_status import LearnerStatus
 from decoupled_diloco.observe.series import Series
 from decoupled_diloco.observe.tape_lines import TapeHeader
 from decoupled_diloco.protocol.effects import Merge
 from decoupled_diloco.protocol.messages import Contribution
-
-GATHERING = 'gathering'  # Learners join and compile.
-RUNNING = 'running'
-DRAINING = 'draining'  # The budget is met; every fragment once more.
-FINISHED = 'finished'
 
 _HAPPENINGS_KEPT = 64
 
@@ -78,7 +74,7 @@ class RunStatus:
     budget_rounds, budget_tokens: when the run is over; 0 means no limit.
     learners: M of them, by number, whether they were ever seen or not.
     segment: number of the tape's segment that is being folded.
-    phase: one of the words above.
+    phase: one of `words.PHASES`.
     now: time of the last event.
     began_at: time of the first event; None before it.
     opened_at: when round 0 was opened.
@@ -122,7 +118,7 @@ class RunStatus:
   budget_tokens: int
   learners: Mapping[int, LearnerStatus]
   segment: int = 0
-  phase: str = GATHERING
+  phase: str = words.GATHERING
   now: float = 0.0
   began_at: float | None = None
   opened_at: float | None = None

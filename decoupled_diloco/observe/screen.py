@@ -1,9 +1,8 @@
 """A run on a terminal: what is known of it, as a rich renderable."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rich import box
 from rich.console import (
   Console,
   ConsoleOptions,
@@ -14,38 +13,33 @@ from rich.console import (
 from rich.table import Table
 from rich.text import Text
 
-from decoupled_diloco.observe import figures
+from decoupled_diloco.observe import columns, figures, words
 from decoupled_diloco.observe.goodput import account
-from decoupled_diloco.observe.learner_status import (
-  ABSENT,
-  COMPILING,
-  DONE,
-  DRAINING,
-  JOINING,
-  TRAINING,
-  WAITING,
-  LearnerStatus,
-)
+from decoupled_diloco.observe.learner_status import LearnerStatus
 from decoupled_diloco.observe.lines import gathered, shown_round
-from decoupled_diloco.observe.pace import Pace
-from decoupled_diloco.observe.run_status import FINISHED, Happening, RunStatus
+from decoupled_diloco.observe.rates import Rates
+from decoupled_diloco.observe.run_status import Happening, RunStatus
 
 STATE_STYLES = {
-  JOINING: 'cyan',
-  COMPILING: 'cyan',
-  TRAINING: 'green',
-  WAITING: 'yellow',
-  DRAINING: 'cyan',
-  ABSENT: 'bold red',
-  DONE: 'dim',
+  words.JOINING: 'cyan',
+  words.COMPILING: 'cyan',
+  words.TRAINING: 'green',
+  words.WAITING: 'yellow',
+  words.DRAINING: 'cyan',
+  words.ABSENT: 'bold red',
+  words.DONE: 'dim',
 }
 _HAPPENING_STYLES = {'lost': 'red', 'rejected': 'red', 'back': 'green'}
-# Lines that are not rows of learners: figures, table head, gaps, a spare one.
-_OTHER_LINES = 9
-# Columns of the terminal from which on the table is spacious, and below which
-# it does without some figures.
+# Lines that are neither figures nor rows of learners: the head of the table,
+# gaps, a spare one.
+_OTHER_LINES = 6
+# Columns of the terminal from which on the table is spacious.
 _WIDE = 94
-_NARROW = 79
+# What a narrow terminal does without comes last.
+_IMPORTANCE = (
+  *('learner', 'state', 'loss', 'steps', 'participation', 'merged'),
+  *('refusals', 'tokens/s', 'staleness'),
+)
 
 
 class Screen:
@@ -53,7 +47,7 @@ class Screen:
 
   Attributes:
     status: what is shown.
-    pace: rates of late.
+    rates: rates of late.
     now: at least `status.now`, on the same clock: time goes on when nothing
       happens.
     max_happenings: how many of the last happenings are shown.
@@ -62,12 +56,12 @@ class Screen:
   def __init__(
     self,
     status: RunStatus,
-    pace: Pace,
+    rates: Rates,
     now: float,
     max_happenings: int,
   ):
     self.status = status
-    self.pace = pace
+    self.rates = rates
     self.now = now
     self.max_happenings = max_happenings
 
@@ -78,9 +72,11 @@ class Screen:
     height = options.height or console.height
     happenings = list(self.status.happenings)
     happenings = happenings[max(len(happenings) - self.max_happenings, 0) :]
-    room = max(height - _OTHER_LINES - len(happenings), 3)
+    heading = _heading(self.status, self.rates, self.now, options.max_width)
+    above = len(heading) + _OTHER_LINES
+    room = max(height - above - len(happenings), 3)
     yield Group(
-      _heading(self.status, self.pace, self.now),
+      *heading,
       '',
       *_learners(self.status, options.max_width, room),
       '',
@@ -88,35 +84,53 @@ class Screen:
     )
 
 
-def _heading(status: RunStatus, pace: Pace, now: float) -> Text:
+def _heading(
+  status: RunStatus, rates: Rates, now: float, width: int
+) -> list[Text]:
+  """The figures of the run, in lines that are not wider than the terminal."""
   if status.opened_at is None:
-    return Text.assemble((status.phase, 'bold'), f': {gathered(status)}')
+    parts = [Text(f'{status.phase}:', 'bold'), Text(gathered(status))]
+    return _flowed(parts, width, ' ')
   books = account(status)
   elapsed = status.elapsed_seconds
-  if status.phase != FINISHED:
+  if status.phase != words.FINISHED:
     elapsed = max(now - status.opened_at, elapsed)
-  parts = [
+  groups = [
     [
       Text(status.phase, style='bold'),
       _round_text(status),
-      f'{figures.fixed(pace.rounds_per_second, 2)} rounds/s',
+      f'{figures.fixed(rates.rounds_per_second, 2)} rounds/s',
       f'quorum {figures.seconds(status.quorum_seconds.last)}',
       f'grace {figures.seconds(status.grace_seconds.last)}',
     ],
     [
       Text(f'goodput {figures.percent(books.goodput)}', style='bold'),
       Text(f'yield {figures.percent(books.yield_)}', style='bold'),
-      _traffic('up', status.bytes_up, pace.up_bytes_per_second),
-      _traffic('down', status.bytes_down, pace.down_bytes_per_second),
+      _traffic('up', status.bytes_up, rates.up_bytes_per_second),
+      _traffic('down', status.bytes_down, rates.down_bytes_per_second),
     ],
     [
       f'elapsed {figures.seconds(elapsed)}',
-      f'left {figures.seconds(pace.left_seconds)}',
+      f'left {figures.seconds(rates.left_seconds)}',
       _merged_text(status),
       f'faults survived {len(status.faults)}',
     ],
   ]
-  return Text('\n').join(Text('  ').join(map(_text, line)) for line in parts)
+  lines = []
+  for group in groups:
+    lines += _flowed([_text(part) for part in group], width, '  ')
+  return lines
+
+
+def _flowed(parts: Sequence[Text], width: int, gap: str) -> list[Text]:
+  """The parts in as few lines as they fit in, none of them broken."""
+  lines: list[Text] = []
+  for part in parts:
+    if lines and lines[-1].cell_len + len(gap) + part.cell_len <= width:
+      lines[-1] = Text.assemble(lines[-1], gap, part)
+    else:
+      lines.append(Text.assemble(part, no_wrap=True, overflow='ellipsis'))
+  return lines
 
 
 def _round_text(status: RunStatus) -> str:
@@ -146,70 +160,71 @@ def _learners(status: RunStatus, width: int, room: int) -> list[RenderableType]:
   learners = list(status.learners.values())
   hidden: list[LearnerStatus] = []
   if len(learners) > room:
-    learners.sort(key=lambda learner: learner.state in (TRAINING, DONE))
+    learners.sort(
+      key=lambda learner: learner.state in (words.TRAINING, words.DONE)
+    )
     learners, hidden = learners[: room - 1], learners[room - 1 :]
     learners.sort(key=lambda learner: learner.learner)
   parts: list[RenderableType] = [_table(learners, width)]
   if hidden:
     states = Counter(figures.printable(learner.state) for learner in hidden)
-    words = ', '.join(f'{n} {state}' for state, n in states.most_common())
+    counts = ', '.join(f'{n} {state}' for state, n in states.most_common())
     parts.append(
-      Text(f'    and {words}', 'dim', no_wrap=True, overflow='ellipsis')
+      Text(f'    and {counts}', 'dim', no_wrap=True, overflow='ellipsis')
     )
   return parts
 
 
 def _table(learners: Sequence[LearnerStatus], width: int) -> Table:
-  is_wide = width >= _WIDE
-  table = Table(
-    box=box.SIMPLE_HEAD,
-    show_edge=False,
-    pad_edge=False,
-    padding=(0, 1 if is_wide else 0, 0, 0),
-  )
-  columns = [
-    ('learner', 7),
-    ('state', 9),
-    ('step', 6),
-    ('loss', 6),
-    ('tokens/s', 8),
-    ('participation', 13),
-    ('staleness' if is_wide else 'stale', 5),
-    ('merged/refused', 14),
+  gap = 2 if width >= _WIDE else 1
+  shown = columns.most_important(_columns(learners), _IMPORTANCE, width, gap)
+  return columns.table(shown, gap)
+
+
+def _columns(learners: Sequence[LearnerStatus]) -> list[columns.Column]:
+  def column(
+    name: str, least: int, cell: Callable[[LearnerStatus], Text | str]
+  ) -> columns.Column:
+    justify = 'left' if name == 'state' else 'right'
+    return columns.Column(name, tuple(map(cell, learners)), least, justify)
+
+  return [
+    column('learner', 7, lambda learner: str(learner.learner)),
+    column(
+      'state',
+      9,
+      lambda learner: Text(
+        figures.printable(learner.state), STATE_STYLES.get(learner.state, '')
+      ),
+    ),
+    column(
+      'steps',
+      6,
+      lambda learner: (
+        f'{learner.total_steps:,}' if learner.incarnation else '-'
+      ),
+    ),
+    column('loss', 6, lambda learner: figures.fixed(learner.loss, 3)),
+    column(
+      'tokens/s',
+      8,
+      lambda learner: (
+        f'{learner.tokens_per_second:,.0f}' if learner.is_connected else '-'
+      ),
+    ),
+    column(
+      'participation',
+      13,
+      lambda learner: figures.percent(learner.participation),
+    ),
+    column(
+      'staleness', 9, lambda learner: figures.fixed(learner.staleness_mean, 2)
+    ),
+    column('merged', 6, lambda learner: f'{learner.rounds_merged:,}'),
+    column(
+      'refusals', 8, lambda learner: f'{sum(learner.refusals.values()):,}'
+    ),
   ]
-  if width < _NARROW:
-    columns = [c for c in columns if c[0] not in ('tokens/s', 'stale')]
-  for name, least in columns:
-    table.add_column(
-      name,
-      justify='left' if name == 'state' else 'right',
-      no_wrap=True,
-      min_width=least,
-    )
-  for learner in learners:
-    cells = _cells(learner)
-    table.add_row(*(cells[name] for name, _ in columns))
-  return table
-
-
-def _cells(learner: LearnerStatus) -> dict[str, Text]:
-  is_there = learner.is_connected
-  staleness = Text(figures.fixed(learner.mean_staleness, 2))
-  return {
-    'learner': Text(str(learner.learner)),
-    'state': Text(
-      figures.printable(learner.state), STATE_STYLES.get(learner.state, '')
-    ),
-    'step': Text(f'{learner.total_steps:,}' if learner.incarnation else '-'),
-    'loss': Text(figures.fixed(learner.loss, 3)),
-    'tokens/s': Text(f'{learner.tokens_per_second:,.0f}' if is_there else '-'),
-    'participation': Text(figures.percent(learner.participation)),
-    'staleness': staleness,
-    'stale': staleness,
-    'merged/refused': Text(
-      f'{learner.rounds_merged:,}/{sum(learner.refusals.values()):,}'
-    ),
-  }
 
 
 def _happening_line(status: RunStatus, item: Happening) -> Text:

@@ -10,13 +10,8 @@ updated in place.
 
 from collections.abc import Sequence
 
-from decoupled_diloco.observe import bookkeeping
-from decoupled_diloco.observe.run_status import (
-  GATHERING,
-  Fault,
-  RunStatus,
-  new_run,
-)
+from decoupled_diloco.observe import bookkeeping, words
+from decoupled_diloco.observe.run_status import Fault, RunStatus, new_run
 from decoupled_diloco.observe.tape import Tape, TapeFollower
 from decoupled_diloco.observe.tape_lines import TapeHeader
 from decoupled_diloco.protocol.effects import Effect
@@ -65,7 +60,7 @@ def resume(status: RunStatus, header: TapeHeader) -> RunStatus:
   status.accepted.clear()
   status.merging.clear()
   status.receipts_due.clear()
-  status.phase = GATHERING
+  status.phase = words.GATHERING
   status.is_resuming = True
   return status
 

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from decoupled_diloco.observe import words
 from decoupled_diloco.observe.goodput import account, useful_tokens
-from decoupled_diloco.observe.learner_status import ABSENT
 from decoupled_diloco.observe.run_status import RunStatus
 
 
@@ -40,18 +40,18 @@ class LearnerSummary:
   """One learner's part; see `LearnerStatus` for what the figures mean.
 
   Attributes:
-    is_missing: whether it was lost, or never came, and was not there at the
+    is_absent: whether it was lost, or never came, and was not there at the
       end.
-    missing_because: how it was lost; '' if it never came or is not missing.
+    absent_because: how it was lost; '' if it never came or is not missing.
     tokens_per_second: median over its scans; None if no scan was reported.
-    participation_since_latest: since its return; None if it never was away.
-    mean_staleness: in versions.
+    participation_since_return: since its return; None if it never was away.
+    staleness_mean: in versions.
     weight_share: its mean share of the weight over all merged rounds.
   """
 
   learner: int
-  is_missing: bool
-  missing_because: str
+  is_absent: bool
+  absent_because: str
   restarts: int
   steps: int
   processed_tokens: int
@@ -60,9 +60,9 @@ class LearnerSummary:
   tokens_per_second: float | None
   loss: float | None
   participation: float | None
-  participation_since_latest: float | None
+  participation_since_return: float | None
   rounds_merged: int
-  mean_staleness: float | None
+  staleness_mean: float | None
   weight_share: float | None
   refusals: Mapping[str, int]
   bytes_up: int
@@ -169,9 +169,9 @@ def summarise(
     learners=tuple(
       LearnerSummary(
         learner=learner.learner,
-        is_missing=learner.state == ABSENT,
-        missing_because=(
-          learner.lost_because if learner.state == ABSENT else ''
+        is_absent=learner.state == words.ABSENT,
+        absent_because=(
+          learner.lost_because if learner.state == words.ABSENT else ''
         ),
         restarts=learner.restarts,
         steps=learner.total_steps,
@@ -181,11 +181,11 @@ def summarise(
         tokens_per_second=learner.rates.median,
         loss=learner.loss,
         participation=learner.participation,
-        participation_since_latest=(
-          learner.participation_since_latest if learner.restarts else None
+        participation_since_return=(
+          learner.participation_since_return if learner.restarts else None
         ),
         rounds_merged=learner.rounds_merged,
-        mean_staleness=learner.mean_staleness,
+        staleness_mean=learner.staleness_mean,
         weight_share=status.weight_share(learner.learner),
         refusals=dict(sorted(learner.refusals.items())),
         bytes_up=learner.bytes_up,

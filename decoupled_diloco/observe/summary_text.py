@@ -1,14 +1,24 @@
 """A run's summary for people: on the terminal, or as plain text."""
 
 import io
+from collections.abc import Callable, Sequence
 
-from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import (
+  Console,
+  ConsoleOptions,
+  Group,
+  RenderableType,
+  RenderResult,
+)
 from rich.table import Table
 from rich.text import Text
 
-from decoupled_diloco.observe import figures
-from decoupled_diloco.observe.summary import FaultSummary, Summary
+from decoupled_diloco.observe import columns, figures
+from decoupled_diloco.observe.summary import (
+  FaultSummary,
+  LearnerSummary,
+  Summary,
+)
 
 _FAULTS_SHOWN = 5
 
@@ -16,7 +26,7 @@ _FAULTS_SHOWN = 5
 def render(summary: Summary) -> RenderableType:
   """The summary as a rich renderable, at its best from 80 columns on."""
   parts: list[RenderableType] = [_title(summary), '', _figures(summary)]
-  parts += ['', _learners(summary)]
+  parts += ['', _Learners(summary.learners)]
   places = _places(summary)
   if places:
     parts += ['', *places]
@@ -56,15 +66,16 @@ def _figures(summary: Summary) -> Table:
   grid.add_column(style='dim', no_wrap=True)
   grid.add_column(overflow='fold')
   facts = summary.facts
-  grid.add_row(
-    'held-out loss',
-    Text.assemble(
-      (figures.fixed(facts.held_out_loss_start, 4), 'bold'),
-      ' -> ',
-      (figures.fixed(facts.held_out_loss_end, 4), 'bold'),
-      ' nats per token, global model',
-    ),
-  )
+  losses = (facts.held_out_loss_start, facts.held_out_loss_end)
+  if losses != (None, None):
+    before, after = (figures.fixed(loss, 4) for loss in losses)
+    grid.add_row(
+      'held-out loss',
+      Text.assemble(
+        *((before, 'bold'), ' -> ', (after, 'bold')),
+        ' nats per token, global model',
+      ),
+    )
   grid.add_row(
     'goodput',
     Text.assemble(
@@ -88,8 +99,8 @@ def _figures(summary: Summary) -> Table:
     f'{figures.seconds(summary.grace_seconds_median)} (medians)',
   )
   grid.add_row(
-    'time',
-    f'{figures.seconds(summary.wall_seconds)} of training; start-up '
+    'wall time',
+    f'{figures.seconds(summary.wall_seconds)}; start-up '
     f'{figures.seconds(summary.startup_seconds)}, drain '
     f'{figures.seconds(summary.drain_seconds)}',
   )
@@ -104,14 +115,14 @@ def _figures(summary: Summary) -> Table:
     f'{figures.num_bytes(summary.bytes_down)} down, all learners together',
   )
   grid.add_row('faults survived', _faults(summary.faults))
-  missing = [
+  absent = [
     f'learner {learner.learner} '
-    f'({figures.printable(learner.missing_because) or "never came"})'
+    f'({figures.printable(learner.absent_because) or "never came"})'
     for learner in summary.learners
-    if learner.is_missing
+    if learner.is_absent
   ]
-  if missing:
-    grid.add_row('missing', '\n'.join(missing))
+  if absent:
+    grid.add_row('absent', '\n'.join(absent))
   grid.add_row('refusals', _refusals(summary))
   return grid
 
@@ -131,40 +142,58 @@ def _faults(faults: tuple[FaultSummary, ...]) -> str:
 
 
 def _refusals(summary: Summary) -> str:
-  words = [f'{count} {name}' for name, count in summary.refusals.items()]
+  parts = [f'{count} {name}' for name, count in summary.refusals.items()]
   if summary.rejections:
-    words.append(f'{summary.rejections} learners not admitted')
-  return ', '.join(words) or '0'
+    parts.append(f'{summary.rejections} rejections (not admitted)')
+  return ', '.join(parts) or '0'
 
 
-def _learners(summary: Summary) -> Table:
-  table = Table(
-    box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-  )
-  table.add_column('learner', justify='right', no_wrap=True)
-  for name in (
-    'steps',
-    'tokens/s',
-    'participation',
-    'after return',
-    'stale',
-    'weight',
-    'refused',
-  ):
-    table.add_column(name, justify='right', no_wrap=True)
-  for learner in summary.learners:
-    rate = learner.tokens_per_second
-    table.add_row(
-      str(learner.learner),
-      f'{learner.steps:,}',
-      '-' if rate is None else f'{rate:,.0f}',
-      figures.percent(learner.participation),
-      figures.percent(learner.participation_since_latest),
-      figures.fixed(learner.mean_staleness, 2),
-      figures.percent(learner.weight_share),
-      str(sum(learner.refusals.values())),
-    )
-  return table
+class _Learners:
+  """What every learner has done; in several tables where one is too wide."""
+
+  def __init__(self, learners: Sequence[LearnerSummary]):
+    self._columns = _columns(learners)
+
+  def __rich_console__(
+    self, console: Console, options: ConsoleOptions
+  ) -> RenderResult:
+    """Renders them, for the width at hand."""
+    del console
+    room = options.max_width
+    gap = 2 if columns.width(self._columns, 2) <= room else 1
+    for number, shown in enumerate(columns.split(self._columns, room, gap)):
+      if number:
+        yield ''
+      yield columns.table(shown, gap)
+
+
+def _columns(learners: Sequence[LearnerSummary]) -> list[columns.Column]:
+  def column(
+    name: str, cell: Callable[[LearnerSummary], str]
+  ) -> columns.Column:
+    return columns.Column(name, tuple(map(cell, learners)))
+
+  return [
+    column('learner', lambda learner: str(learner.learner)),
+    column('steps', lambda learner: f'{learner.steps:,}'),
+    column('tokens/s', lambda learner: _rate(learner.tokens_per_second)),
+    column(
+      'participation', lambda learner: figures.percent(learner.participation)
+    ),
+    column(
+      'since return',
+      lambda learner: figures.percent(learner.participation_since_return),
+    ),
+    column(
+      'staleness', lambda learner: figures.fixed(learner.staleness_mean, 2)
+    ),
+    column('weight', lambda learner: figures.percent(learner.weight_share)),
+    column('refusals', lambda learner: str(sum(learner.refusals.values()))),
+  ]
+
+
+def _rate(value: float | None) -> str:
+  return '-' if value is None else f'{value:,.0f}'
 
 
 def _places(summary: Summary) -> list[Text]:

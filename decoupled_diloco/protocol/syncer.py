@@ -269,7 +269,8 @@ def _tell_shortage(
     )
   absent = tuple(sorted(set(state.members) - set(connected))) if why else None
   if why and absent != state.absent:
-    effects.append(Notice(f'Rounds wait: {why}. The others train on.'))
+    others = ' The others train on.' if connected else ''
+    effects.append(Notice(f'Rounds wait: {why}.{others}'))
   if not why and state.absent is not None:
     effects.append(Notice('Rounds go on: enough learners are connected.'))
   return state._replace(absent=absent)

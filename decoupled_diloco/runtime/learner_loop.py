@@ -50,7 +50,7 @@ _POLL_SECONDS = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
-class PaceOptions:
+class ThrottleOptions:
   """A learner that stands for slower or busier hardware than it runs on.
 
   Attributes:
@@ -85,7 +85,7 @@ class LearnerLoop:
     rng: key of the learner's random stream.
     heartbeat_seconds: between two signs of life.
     connect_seconds: how long the first connection may take.
-    pace: see there.
+    throttle: see there.
     record: is told every event with its effects, in order (the event tape).
     tell: is given sentences for people.
     clock: seconds from any start.
@@ -103,7 +103,7 @@ class LearnerLoop:
     rng: jax.Array,
     heartbeat_seconds: float,
     connect_seconds: float,
-    pace: PaceOptions = PaceOptions(),
+    throttle: ThrottleOptions = ThrottleOptions(),
     record: Record = lambda event, effects: None,
     tell: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
@@ -117,7 +117,7 @@ class LearnerLoop:
     self._rng = rng
     self._heartbeat_seconds = heartbeat_seconds
     self._connect_seconds = connect_seconds
-    self._pace = pace
+    self._throttle = throttle
     self._record = record
     self._tell_people = tell
     self._clock = clock
@@ -255,7 +255,7 @@ class LearnerLoop:
         'optimizer has diverged. Lower inner.learning_rate, or clip more.'
       )
     steps = self._options.schedule.steps_per_scan
-    self._keep_pace(began + steps * self._pace.step_seconds)
+    self._keep_pace(began + steps * self._throttle.step_seconds)
     now = self._clock()
     tokens = steps * self._tokens_per_step
     self._loss = loss

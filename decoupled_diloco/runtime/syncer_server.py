@@ -325,7 +325,7 @@ class SyncerServer:
       self._save()
     except Exception as error:
       self.save_error = error
-      return ev.Saved(self._clock(), f'{type(error).__name__}: {error}')
+      return ev.Saved(self._clock(), str(error) or type(error).__name__)
     return ev.Saved(self._clock())
 
   def _publish(self, publish: fx.Publish) -> None:

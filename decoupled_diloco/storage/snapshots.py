@@ -9,7 +9,10 @@ two change places. Whoever dies in between leaves either of them for `restore`
 to find. (Orbax's own `force` removes the old one before it writes.)
 """
 
-from collections.abc import Mapping
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -47,31 +50,32 @@ def save(
     ValueError: if the folder holds something else, or an array is empty.
   """
   path = epath.Path(folder).resolve()
-  if path.exists() and not _is_replaceable(path):
-    raise ValueError(
-      f'{path} is there already and is no checkpoint, so it is not replaced; '
-      'choose another folder, or remove it.'
-    )
-  path.parent.mkdir(parents=True, exist_ok=True)
-  newer, older = _newer(path), _older(path)
-  if newer.exists() and not path.exists():
-    newer.rename(path)  # As the one who died meant to.
-  with ocp.Checkpointer(_handler()) as checkpointer:
-    checkpointer.save(
-      newer,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardSave(params),
-        description=ocp.args.JsonSave(dict(description)),
-      ),
-      force=True,
-    )
-  if older.exists():
-    older.rmtree()
-  if path.exists():
-    path.rename(older)
-  newer.rename(path)
-  if older.exists():
-    older.rmtree()
+  with _writing(path):
+    if path.exists() and not _is_replaceable(path):
+      raise ValueError(
+        f'{path} is there already and is no checkpoint, so it is not replaced; '
+        'choose another folder, or remove it.'
+      )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    newer, older = _newer(path), _older(path)
+    if newer.exists() and not path.exists():
+      newer.rename(path)  # As the one who died meant to.
+    with ocp.Checkpointer(_handler()) as checkpointer:
+      checkpointer.save(
+        newer,
+        args=ocp.args.Composite(
+          params=ocp.args.StandardSave(params),
+          description=ocp.args.JsonSave(dict(description)),
+        ),
+        force=True,
+      )
+    if older.exists():
+      older.rmtree()
+    if path.exists():
+      path.rename(older)
+    newer.rename(path)
+    if older.exists():
+      older.rmtree()
   return path
 
 
@@ -112,6 +116,42 @@ def restore(folder: str, like: Any) -> Checkpoint:
         'use the config it was written with.'
       ) from error
   return Checkpoint(restored.params, restored.description)
+
+
+@contextlib.contextmanager
+def _writing(path: epath.Path) -> Iterator[None]:
+  """Says in one sentence why a checkpoint cannot be written.
+
+  Raises:
+    OSError: if the disk or the bucket does not take it.
+  """
+  try:
+    yield
+  except (OSError, ValueError) as error:
+    why = _why_unwritable(error)
+    if why is None:
+      raise
+    # What was written of it takes room, and nobody will ever read it.
+    with contextlib.suppress(OSError):
+      for unfinished in path.parent.glob(f'{path.name}.newer.orbax-*'):
+        unfinished.rmtree()
+    raise OSError(
+      f'The checkpoint {path} cannot be written ({why}); free some space, '
+      'or choose another folder.'
+    ) from error
+
+
+def _why_unwritable(error: OSError | ValueError) -> str | None:
+  """The reason in a few words; None if it is not one of the storage."""
+  if isinstance(error, OSError):
+    return error.strerror or str(error)
+  # Tensorstore raises ValueError: a status, a long story, and at its end, if it
+  # was the system, the system's number for it.
+  if found := re.search(r"os_error_code='(\d+)'", str(error)):
+    return os.strerror(int(found[1]))
+  if found := re.match(r'([A-Z]+(?:_[A-Z]+)*): ', str(error)):
+    return found[1]
+  return None
 
 
 def _check_shapes(stored: Any, wanted: Any) -> None:

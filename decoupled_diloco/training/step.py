@@ -50,6 +50,7 @@ class TrainScan:
     steps_per_scan: K.
     state_shardings: a `TrainState` of shardings.
     batch_sharding: of stacked batches [K, batch, ...].
+    jitted_scan: `scan` before it is compiled, to be transformed further.
   """
 
   task: Task
@@ -57,11 +58,11 @@ class TrainScan:
   steps_per_scan: int
   state_shardings: TrainState
   batch_sharding: NamedSharding
+  jitted_scan: Any
   _rules: meshes.Rules
   _state_shapes: TrainState
   _init: Any
   _init_from: Any
-  _scan: Any
   _compiled: dict[Any, jax.stages.Compiled] = dataclasses.field(
     default_factory=dict
   )
@@ -150,7 +151,7 @@ class TrainScan:
         jax.set_mesh(self.mesh),
         nnx.logical_axis_rules(tuple(self._rules)),  # pyright: ignore
       ):
-        self._compiled[key] = self._scan.lower(
+        self._compiled[key] = self.jitted_scan.lower(
           self._state_shapes, shapes, jax.ShapeDtypeStruct((), jnp.int32)
         ).compile()
     return self._compiled[key]
@@ -264,7 +265,7 @@ def make_train_scan(
     _state_shapes=state_shapes,
     _init=jax.jit(init, out_shardings=state_shardings),
     _init_from=jax.jit(fresh, donate_argnums=0, out_shardings=state_shardings),
-    _scan=jax.jit(
+    jitted_scan=jax.jit(
       scan,
       donate_argnums=0,
       in_shardings=(state_shardings, batch_sharding, everywhere),

@@ -199,7 +199,7 @@ class LearnerStack:
     self, state: TrainState, batches: Any, steps: jax.Array
   ) -> tuple[TrainState, jax.Array]:
     # The jitted function itself: `scan` calls what was compiled from it.
-    state, metrics = jax.vmap(self._trainer._scan)(state, batches, steps)
+    state, metrics = jax.vmap(self._trainer.jitted_scan)(state, batches, steps)
     return state, metrics['loss']
 
   # Fragments.

@@ -342,7 +342,7 @@ def test_too_few_held_out_windows_are_explained():
   with pytest.raises(
     ValueError,
     match=r'num_batches=5 of batch_size=5 need 25 held-out windows of 4 '
-    r'tokens, and the 73 held-out tokens make 24; lower num_batches',
+    r'tokens, and the 73 held-out tokens make 24; use more text, lower num',
   ):
     held_out_batches(OPTIONS, 5, _corpus(24))
   with pytest.raises(ValueError, match='num_batches must be at least 1'):

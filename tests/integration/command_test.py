@@ -37,11 +37,15 @@ MISTAKES = (
     ('config', 'no_such.py'),
   ),
   _Mistake('unknown flag', (QUICKSTART, '--no_such_flag=1'), ('no_such_flag',)),
-  _Mistake('unknown field', (QUICKSTART, '--config.budjet=3'), ('budjet',)),
+  _Mistake(
+    'unknown field',
+    (QUICKSTART, '--config.budjet=3'),
+    ("config has no field 'budjet'", 'budget'),
+  ),
   _Mistake(
     'unknown field of a section',
-    (QUICKSTART, '--config.schedule.sync_evry=3'),
-    ('sync_evry',),
+    (QUICKSTART, '--config.inner.lr=3'),
+    ("config.inner has no field 'lr'", 'learning_rate'),
   ),
   _Mistake(
     'wrong type',
@@ -125,9 +129,34 @@ MISTAKES = (
     ('num_fragments=600',),
   ),
   _Mistake(
-    'a task that is not there',
-    (QUICKSTART, '--config.role=syncer', '--config.task=nowhere:task'),
-    ('nowhere:task', 'package.module:function'),
+    'a task that is none',
+    (QUICKSTART, '--config.task=os:getcwd'),
+    ('os:getcwd', 'package.module:function', 'correct it'),
+  ),
+  _Mistake(
+    'kills of a wrong shape',
+    (QUICKSTART, '--config.launch.kill=(1,0.2)'),
+    ('kill=(1, 0.2)', 'pairs', '((2, 0.4),)'),
+  ),
+  _Mistake(
+    'no workdir',
+    (QUICKSTART, '--config.workdir='),
+    ("workdir=''", 'runs/default'),
+  ),
+  _Mistake(
+    'a file as workdir',
+    (QUICKSTART, '--config.workdir=README.md'),
+    ('README.md is a file', 'choose another'),
+  ),
+  _Mistake(
+    'too little text',
+    (QUICKSTART, '--config.role=syncer', '--config.data.source=LICENSE'),
+    ('config.data', 'use more text', 'evaluation.batches'),
+  ),
+  _Mistake(
+    'a config file that is no config',
+    ('--config=README.md',),
+    ('README.md, line 1', 'mend it'),
   ),
 )
 
@@ -152,9 +181,9 @@ def command(*arguments: str, **settings) -> subprocess.Popen:
 )
 def test_a_mistake_ends_with_one_sentence(mistake, tmp_path):
   workdir = f'--config.workdir={tmp_path}/run'
-  has_config = len(mistake.arguments) > 0
   config, *others = mistake.arguments or ('',)
-  arguments = (config, workdir, *others) if has_config else ()
+  # A mistake of its own wins.
+  arguments = (config, workdir, *others) if mistake.arguments else ()
   process = command(*arguments)
   _, errors = process.communicate(timeout=100)
   assert process.returncode == mistake.code, errors

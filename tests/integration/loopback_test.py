@@ -26,8 +26,8 @@ from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
 from decoupled_diloco.runtime.learner_loop import (
   LearnerLoop,
-  PaceOptions,
   SyncerUnreachableError,
+  ThrottleOptions,
 )
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.runtime.syncer_server import SyncerServer
@@ -172,7 +172,7 @@ class _Run:
       rng=jax.random.key(m),
       heartbeat_seconds=0.05,
       connect_seconds=30.0,
-      pace=PaceOptions(step_seconds),
+      throttle=ThrottleOptions(step_seconds),
       record=lambda event, effects: tape.append((event, tuple(effects))),
     )
     example = next(_batches(m, 0))
@@ -295,7 +295,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_said_to_all(start):
     run.learner(m)
   finish = run.end()
   assert finish.is_failure
-  assert 'the final checkpoint is lost: OSError: no space' in finish.reason
+  assert 'the final checkpoint is lost: no space' in finish.reason
   assert run.server.save_error is error
   for learner in run.learners:
     assert learner.thread.result().reason == finish.reason

@@ -67,7 +67,7 @@ def test_a_run_survives_a_kill(tmp_path):
   assert summary['bits_up'] <= 4.25
   assert len(summary['faults']) == 1
   returned = summary['learners'][1]
-  assert returned['participation_since_latest'] > 0
+  assert returned['participation_since_return'] > 0
   for words in ('held-out loss', 'goodput', 'yield', 'bits/parameter'):
     assert words in output
   for name in ('events.jsonl', 'metrics.jsonl', 'checkpoint'):
@@ -113,10 +113,84 @@ def test_a_signal_ends_a_run_in_order(tmp_path, number):
     output, errors = process.communicate(timeout=30.0)
   finally:
     process.kill()
-  assert process.returncode == 1, errors
+  assert process.returncode == 128 + number, errors
   assert 'Traceback' not in errors
   assert 'stopped by' in output
   assert (workdir / 'checkpoint').exists()
+  assert not _live_children(workdir)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_syncer_imports(tmp_path, number):
+  workdir = tmp_path / 'run'
+  process = command(SMALL, f'--config.workdir={workdir}')
+  try:
+    _wait_for((workdir / 'logs' / 'syncer.log').exists, process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30.0)
+  finally:
+    process.kill()
+  assert process.returncode == 128 + number, errors
+  says = f'error: stopped by {number.name} before the run began.'
+  assert errors.splitlines()[-1] == says
+  assert 'Traceback' not in errors and output == ''
+  assert not _live_children(workdir)
+  # The folder is fit for another attempt.
+  assert not (workdir / 'claimed').exists()
+  assert not (workdir / 'events.jsonl').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_signal_ends_what_is_being_measured(tmp_path):
+  """What the run has made is saved; nobody waits for a sample."""
+  workdir = tmp_path / 'run'
+  process = command(
+    SMALL,
+    f'--config.workdir={workdir}',
+    '--config.budget.rounds=60',
+    '--config.inner.warmup_steps=10',
+    '--config.evaluation.sample_tokens=1000000',
+  )
+  try:
+    assert process.stderr is not None
+    said = iter(process.stderr.readline, '')
+    assert any('Sampling 1000000 tokens.' in line for line in said)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30.0)
+  finally:
+    process.kill()
+  assert process.returncode == 128 + signal.SIGTERM, errors
+  assert 'Traceback' not in errors
+  assert 'complete (60 rounds)' in output and 'held-out loss' in output
+  assert (workdir / 'checkpoint').exists()
+  assert not _live_children(workdir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_checkpoint_that_cannot_be_saved(tmp_path):
+  workdir = tmp_path / 'run'
+  process = command(
+    SMALL,
+    f'--config.workdir={workdir}',
+    '--config.budget.rounds=60',
+    '--config.inner.warmup_steps=10',
+  )
+  try:
+    _wait_for((workdir / 'events.jsonl').exists, process)
+    # Where nobody expects a file.
+    (workdir / 'checkpoint').write_text('in the way')
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+  finally:
+    process.kill()
+  assert process.returncode == 1, errors
+  assert 'Traceback' not in errors
+  assert 'not complete (60 rounds' in output and 'goodput' in output
+  last = errors.splitlines()[-1]
+  assert last.startswith(f'error: {workdir / "checkpoint"} is there already')
+  assert json.loads((workdir / 'result.json').read_text())['checkpoint'] == ''
   assert not _live_children(workdir)
 
 

@@ -16,5 +16,5 @@ def get_config():
   config.evaluation.sample_tokens = 20
   config.launch.restart_seconds = 0.2
   # A step of its own takes 3 ms; so one core carries several of these.
-  config.pace.step_seconds = 0.012
+  config.throttle.step_seconds = 0.012
   return config

@@ -4,8 +4,11 @@ import json
 import pathlib
 import runpy
 
+import jax
+import numpy as np
 import pytest
 
+import decoupled_diloco as ddl
 from decoupled_diloco.lab import run_config, running, study
 
 STUDIES = sorted(
@@ -171,6 +174,16 @@ def test_a_study_from_end_to_end(tmp_path, capsys):
   assert len((tmp_path / 'results.jsonl').read_text().splitlines()) == 4
 
 
+def test_the_same_config_gives_the_same_run():
+  config = tiny().run
+  first, second = (ddl.VirtualCluster(config).run() for _ in range(2))
+  assert first.tape() == second.tape()
+  jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
+  assert first.loss == second.loss
+  config.seed = 1
+  assert ddl.VirtualCluster(config).run().loss != first.loss
+
+
 def test_a_run_that_diverges_is_a_finding():
   config = tiny()
   config.run.inner.learning_rate = 1e20
@@ -178,3 +191,8 @@ def test_a_run_that_diverges_is_a_finding():
   result = running.run_one(config.run.to_dict())
   assert result['loss'] == float('inf')
   assert 'diverged' in result['error']
+
+
+def test_a_config_of_something_else_is_refused():
+  with pytest.raises(ValueError, match=r'cluster, .* are missing; begin with'):
+    ddl.VirtualCluster({'model': {}})

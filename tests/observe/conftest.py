@@ -125,7 +125,7 @@ def _run(
     ],
     cluster.syncer_state,
     {
-      number: learner.scans * STEPS_PER_SCAN * TOKENS_PER_STEP
+      number: learner.figures.scans * STEPS_PER_SCAN * TOKENS_PER_STEP
       for number, learner in enumerate(cluster.learners)
     },
   )

@@ -48,7 +48,7 @@ def test_figures_by_hand(hand_made):
     'learner_0_silent_seconds': 5.0,
     'learner_1_state': 'joining',
     'learner_1_participation': 0.5,
-    'learner_1_participation_since_latest': None,
+    'learner_1_participation_since_return': None,
   }
   assert {name: figures[name] for name in expected} == expected
 

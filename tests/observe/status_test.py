@@ -74,16 +74,16 @@ def test_the_learners_by_hand(hand_made):
   assert (one.state, one.incarnation, one.restarts) == ('joining', 3, 1)
   assert (zero.loss, zero.tokens_per_second) == (2.5, 10.0)
   # In at 0, two rounds merged since, both with it.
-  assert zero.participation == zero.participation_since_latest == 1.0
+  assert zero.participation == zero.participation_since_return == 1.0
   # In at 1, merged in one of two; since its return no round was merged.
   assert one.participation == 0.5
-  assert one.participation_since_latest is None
+  assert one.participation_since_return is None
   # Weights 3 : 1 in round 0, all in round 1.
   assert status.weight_share(0) == (3 / 4 + 1) / 2
   assert status.weight_share(1) == (1 / 4 + 0) / 2
   assert (zero.merged_tokens, one.merged_tokens) == (20 / 2 + 40 / 2, 10 / 2)
   # Both fragments were at version 0 when round 0 and 1 were merged into them.
-  assert (zero.staleness.last, zero.mean_staleness) == (0, 0.0)
+  assert (zero.staleness.last, zero.staleness_mean) == (0, 0.0)
   assert (zero.last_seen, one.last_seen) == (8.0, 13.0)
   assert (zero.processed_tokens, one.processed_tokens) == (40, 25)
 

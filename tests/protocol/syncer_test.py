@@ -172,6 +172,13 @@ def test_an_alarm_is_never_a_rounding_too_early(last_seen):
   assert not syncer.state.connected
 
 
+def test_nobody_is_said_to_train_on_where_nobody_is():
+  syncer = SyncerScript(M=1, k_min=1, joined=1)
+  (why,) = _notices(syncer.lose(0))
+  assert why.startswith('Rounds wait: 0 of 1 required learners')
+  assert 'others' not in why
+
+
 def test_a_shortage_is_explained_once_for_every_change():
   syncer = SyncerScript(M=3, k_min=3, joined=3)
   assert not _notices(_beat(syncer, [0, 1, 2], 2))

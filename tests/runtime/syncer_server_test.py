@@ -215,7 +215,7 @@ def test_a_checkpoint_that_cannot_be_saved_ends_the_run_as_a_failure():
   run.work()
   (((ended, _),)) = run.sent_to(1, msg.RunEnded)
   assert ended.reason == (
-    'enough, but the final checkpoint is lost: OSError: no space left on device'
+    'enough, but the final checkpoint is lost: no space left on device'
   )
   assert run.tape[-1][1][-1] == fx.Finish(ended.reason, is_failure=True)
   assert isinstance(run.server.save_error, OSError)

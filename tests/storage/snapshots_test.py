@@ -248,3 +248,52 @@ def test_a_folder_that_cannot_be_made(tmp_path):
   (tmp_path / 'file').write_text('x')
   with pytest.raises(OSError, match=str(tmp_path / 'file')):
     snapshots.save(str(tmp_path / 'file' / 'x'), make_params(), {})
+
+
+# As tensorstore says it, through orbax.
+_STORY = (
+  '{}: Error writing "a/0.0" in OCDBT database at local file "{}": '
+  'Failed to write 286174 bytes to file 14: {}'
+)
+
+
+@pytest.mark.parametrize(
+  ('error', 'why'),
+  [
+    (
+      ValueError(
+        _STORY.format('RESOURCE_EXHAUSTED', '/x', "[os_error_code='28']")
+      ),
+      'No space left on device',
+    ),
+    (ValueError(_STORY.format('PERMISSION_DENIED', 'gs://x', '403')), 'PERM'),
+    (OSError(30, 'Read-only file system', '/x'), 'Read-only file system'),
+  ],
+)
+def test_why_it_cannot_be_written(tmp_path, monkeypatch, error, why):
+  older = snapshots.save(str(tmp_path / 'x'), make_params(), {})
+
+  def fail(self, directory, **kwargs):
+    unfinished = directory.with_name(f'{directory.name}.orbax-checkpoint-tmp')
+    (unfinished / 'params').mkdir(parents=True)
+    raise error
+
+  monkeypatch.setattr(snapshots.ocp.Checkpointer, 'save', fail)
+  says = rf'checkpoint {older} cannot be written \({why}.*\); free some space'
+  with pytest.raises(OSError, match=says):
+    snapshots.save(str(tmp_path / 'x'), make_params(2), {})
+  # What was written of it takes no room, and the older one is still there.
+  assert [path.name for path in tmp_path.iterdir()] == ['x']
+  monkeypatch.undo()
+  assert_same(
+    snapshots.restore(str(older), make_params()).params, make_params()
+  )
+
+
+def test_another_mistake_is_left_as_it_is(tmp_path, monkeypatch):
+  def fail(self, directory, **kwargs):
+    raise ValueError('an array is empty')
+
+  monkeypatch.setattr(snapshots.ocp.Checkpointer, 'save', fail)
+  with pytest.raises(ValueError, match=r'^an array is empty$'):
+    snapshots.save(str(tmp_path / 'x'), make_params(), {})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoupled_diloco.observe.pace import Pace, PaceMeter
+from decoupled_diloco.observe.rates import RateMeter, Rates
 from decoupled_diloco.observe.status import init
 
 
@@ -15,31 +15,31 @@ def status(hand_made):
 
 
 def test_nothing_to_go_by(status):
-  meter = PaceMeter(10.0)
-  assert meter.measure(status, 5.0) == Pace()
-  assert meter.measure(status, 5.0) == Pace()
+  meter = RateMeter(10.0)
+  assert meter.measure(status, 5.0) == Rates()
+  assert meter.measure(status, 5.0) == Rates()
 
 
 def test_rates_are_those_of_the_window(status):
-  meter = PaceMeter(10.0)
+  meter = RateMeter(10.0)
   # One round a second up to 20, four a second from then on.
   for now in range(41):
     rounds = now if now <= 20 else 20 + 4 * (now - 20)
     status.rounds_merged = status.current_round = rounds
     status.bytes_up, status.bytes_down = 100 * rounds, 200 * rounds
-    pace = meter.measure(status, float(now))
+    rates = meter.measure(status, float(now))
     if now == 20:
-      assert pace.rounds_per_second == 1.0
+      assert rates.rounds_per_second == 1.0
       # The budget is 100 rounds.
-      assert pace.left_seconds == 80.0
+      assert rates.left_seconds == 80.0
     if now == 25:
       # From 15 to 25: 5 + 20 rounds in 10 s.
-      assert pace.rounds_per_second == 2.5
-  assert pace == Pace(4.0, 400.0, 800.0, 0.0)
+      assert rates.rounds_per_second == 2.5
+  assert rates == Rates(4.0, 400.0, 800.0, 0.0)
 
 
 def test_the_budget_that_is_met_first_counts(status):
-  meter = PaceMeter(10.0)
+  meter = RateMeter(10.0)
   status.budget_tokens = 1000
   meter.measure(status, 0.0)
   status.rounds_merged = status.current_round = 10

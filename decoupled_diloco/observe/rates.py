@@ -3,7 +3,8 @@
 from collections import deque
 from typing import NamedTuple
 
-from decoupled_diloco.observe.run_status import RUNNING, RunStatus
+from decoupled_diloco.observe import words
+from decoupled_diloco.observe.run_status import RunStatus
 
 
 class _Sample(NamedTuple):
@@ -14,7 +15,7 @@ class _Sample(NamedTuple):
   bytes_down: int
 
 
-class Pace(NamedTuple):
+class Rates(NamedTuple):
   """Rates over the last while; None where there is nothing to go by.
 
   Attributes:
@@ -29,15 +30,15 @@ class Pace(NamedTuple):
   left_seconds: float | None = None
 
 
-class PaceMeter:
+class RateMeter:
   """Rates over a sliding window of seconds."""
 
   def __init__(self, window_seconds: float):
     self._window_seconds = window_seconds
     self._samples: deque[_Sample] = deque()
 
-  def measure(self, status: RunStatus, now: float) -> Pace:
-    """The pace at this time.
+  def measure(self, status: RunStatus, now: float) -> Rates:
+    """The rates at this time.
 
     Args:
       status: of the run.
@@ -58,17 +59,17 @@ class PaceMeter:
     oldest = samples[0]
     seconds = now - oldest.now
     if seconds <= 0:
-      return Pace()
+      return Rates()
     rounds = (sample.rounds - oldest.rounds) / seconds
     tokens = (sample.merged_tokens - oldest.merged_tokens) / seconds
     left = []
-    if status.phase == RUNNING and status.budget_rounds and rounds > 0:
+    if status.phase == words.RUNNING and status.budget_rounds and rounds > 0:
       rounds_left = status.budget_rounds - status.current_round
       left.append(max(rounds_left, 0) / rounds)
-    if status.phase == RUNNING and status.budget_tokens and tokens > 0:
+    if status.phase == words.RUNNING and status.budget_tokens and tokens > 0:
       tokens_left = status.budget_tokens - status.merged_tokens
       left.append(max(tokens_left, 0) / tokens)
-    return Pace(
+    return Rates(
       rounds_per_second=rounds,
       up_bytes_per_second=(sample.bytes_up - oldest.bytes_up) / seconds,
       down_bytes_per_second=(sample.bytes_down - oldest.bytes_down) / seconds,

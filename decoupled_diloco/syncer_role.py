@@ -1,0 +1,295 @@
+"""The syncer of a run, put together from its options; and what it leaves."""
+
+import concurrent.futures
+import dataclasses
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from decoupled_diloco import building, measuring, stopping, tasks
+from decoupled_diloco.observe.tape import TapeHeader, TapeWriter
+from decoupled_diloco.ops import payloads
+from decoupled_diloco.ops.outer import from_gain
+from decoupled_diloco.protocol.syncer_state import (
+  SyncerOptions,
+  SyncerState,
+)
+from decoupled_diloco.run_folder import RunFolder, write_whole
+from decoupled_diloco.run_options import RunOptions
+from decoupled_diloco.runtime.layout import layout_digest
+from decoupled_diloco.runtime.syncer_server import SyncerServer
+from decoupled_diloco.storage import snapshots
+from decoupled_diloco.training.global_model import GlobalModel
+from decoupled_diloco.training.wire_format import wire_format
+from decoupled_diloco.transport.grpc_endpoint import GrpcEndpoint
+
+# How long the last messages of the syncer may take to reach the learners.
+_GOODBYE_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """How a run ended, as the syncer's process leaves it in `result.json`.
+
+  Attributes:
+    reason: why it ended, in words.
+    has_met_budget: whether it ended by itself.
+    is_finite: whether all global parameters are.
+    checkpoint: path of the final one; '' if it could not be saved.
+    failure: what has gone wrong at the end, as a sentence; '' if nothing has.
+    stopped_by: number of the signal that was received; 0 if none was.
+    loss_start, loss_end, sample: see `measuring.Measures`.
+  """
+
+  reason: str
+  has_met_budget: bool
+  is_finite: bool
+  checkpoint: str = ''
+  failure: str = ''
+  stopped_by: int = 0
+  loss_start: float | None = None
+  loss_end: float | None = None
+  sample: str = ''
+
+  @property
+  def is_success(self) -> bool:
+    """Whether the run came to its planned end, and nothing failed."""
+    return self.has_met_budget and self.is_finite and not self.failure
+
+  @property
+  def exit_code(self) -> int:
+    """Of the process."""
+    if self.stopped_by and not self.failure:
+      return stopping.exit_code(self.stopped_by)
+    return 0 if self.is_success else 1
+
+
+class FinalModel:
+  """The global model at the end of a run, saved as soon as it is final.
+
+  Attributes:
+    params: its parameters; None before they are final.
+    path: of the checkpoint; '' before it is saved.
+    tell: is told that it is being saved.
+  """
+
+  def __init__(self, folder: RunFolder, model: GlobalModel, like: Any):
+    self.params: Any = None
+    self.path = ''
+    self.tell: Callable[[str], None] = lambda text: None
+    self._folder = folder
+    self._model = model
+    self._like = like
+
+  def save(self, state: SyncerState) -> None:
+    """Writes the checkpoint.
+
+    Raises:
+      OSError: if it cannot be written.
+    """
+    self.tell('Saving the checkpoint.')
+    self.params = self._model.params(self._like)
+    path = str(self._folder.checkpoint)
+    snapshots.save(
+      path,
+      self.params,
+      {'versions': list(state.versions), 'reason': state.end_reason},
+    )
+    self.path = path
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncerSetup:
+  """A syncer put together, and listening.
+
+  Attributes:
+    initial: the parameters that the run begins with.
+    held_out: batches that the global model is measured on, or None.
+    final: what the run ends with.
+    executor, saver: where its merges run, and where the final model is saved.
+  """
+
+  options: RunOptions
+  task: tasks.Task
+  initial: Any
+  held_out: Any
+  model: GlobalModel
+  server: SyncerServer
+  final: FinalModel
+  tape: TapeWriter
+  executor: concurrent.futures.Executor
+  saver: concurrent.futures.Executor
+
+
+def set_up_syncer(options: RunOptions) -> SyncerSetup:
+  """Builds a syncer, lets it listen, and leaves its address in the workdir.
+
+  Raises:
+    ValueError: if the options do not fit the model or the data.
+    OSError: if the address or the folder cannot be used.
+  """
+  options = building.with_vocabulary(options)
+  task = building.build_task(options)
+  plan = building.build_plan(options, task)
+  held_out = building.held_out(options)
+  endpoint = GrpcEndpoint(
+    options.syncer.address,
+    options.transport,
+    options.security,
+    max_peers=2 * options.membership.num_learners + 8,
+  )
+  initial = jax.jit(task.init)(jax.random.key(options.seed))
+  wire = wire_format(options.wire)
+  model = GlobalModel(
+    plan,
+    initial,
+    tx=from_gain(
+      options.outer.gain, options.outer.momentum, options.outer.nesterov
+    ),
+    merge=options.outer.merge,
+    wire=wire,
+    num_learners=options.membership.num_learners,
+  )
+  machine_options = SyncerOptions(
+    run_id=uuid.uuid4().hex[:12],
+    layout=layout_digest(plan, options.schedule, options.wire),
+    schedule=options.schedule,
+    membership=options.membership,
+    quorum=options.quorum,
+    grace=options.grace,
+    staleness=options.staleness,
+    budget=options.budget,
+    max_rounds_in_flight=options.lead.max_rounds_in_flight,
+    outliers=options.outliers,
+  )
+  facts = {
+    'codec_up': options.wire.up,
+    'codec_down': f'{options.wire.down} {options.wire.down_form}',
+    'fragment_value_bytes': [
+      payloads.encoded_nbytes(wire.value, plan.shapes(p))
+      for p in range(plan.num_fragments)
+    ],
+  }
+  folder = RunFolder(options.workdir)
+  folder.make(folder.root)
+  tape = TapeWriter(
+    folder.tape, TapeHeader.of('syncer', machine_options, plan.sizes, facts)
+  )
+  final = FinalModel(folder, model, initial)
+  executor = concurrent.futures.ThreadPoolExecutor(1, 'merge')
+  # Of its own: what is final shall not wait for what is being compiled.
+  saver = concurrent.futures.ThreadPoolExecutor(1, 'save')
+  server = SyncerServer(
+    machine_options,
+    model,
+    endpoint,
+    executor=executor,
+    save=lambda: final.save(server.state),
+    saver=saver,
+    record=tape.record,
+    clock=building.clock(),
+  )
+  try:
+    write_whole(folder.address, server.start())
+  except BaseException:
+    tape.close()
+    raise
+  return SyncerSetup(
+    options=options,
+    task=task,
+    initial=initial,
+    held_out=held_out,
+    model=model,
+    server=server,
+    final=final,
+    tape=tape,
+    executor=executor,
+    saver=saver,
+  )
+
+
+def run_syncer(
+  setup: SyncerSetup, tell: Callable[[str], None] = lambda text: None
+) -> Result:
+  """Serves a run, saves what it has made, and measures it.
+
+  If the checkpoint cannot be saved, the result says so.
+
+  Args:
+    setup: of the syncer.
+    tell: is told what is being done once the run is over.
+
+  Raises:
+    OSError: if the tape cannot be written.
+    FloatingPointError: if a merge was not finite.
+  """
+  server, final = setup.server, setup.final
+  stopped_by: list[int] = []
+  final.tell = tell
+  compiling = [
+    setup.executor.submit(setup.model.compile, p)
+    for p in range(setup.model.plan.num_fragments)
+  ]
+
+  def stop(number: int) -> None:
+    stopped_by.append(number)
+    server.request_stop(stopping.reason(number))
+
+  try:
+    stopping.in_order(stop)
+    finish = server.serve()
+    for future in compiling:
+      if not future.cancel():
+        future.result()
+  finally:
+    server.close(_GOODBYE_SECONDS)
+    for executor in (setup.executor, setup.saver):
+      executor.shutdown(cancel_futures=True)
+    setup.tape.close()
+  result = Result(
+    reason=finish.reason,
+    has_met_budget=server.state.has_met_budget,
+    is_finite=all(
+      bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(final.params)
+    ),
+    checkpoint=final.path,
+    failure='' if server.save_error is None else str(server.save_error),
+  )
+  measures = measuring.Measures()
+  # Whoever has stopped the run does not want to wait for losses and samples.
+  if result.has_met_budget:
+    measures = measuring.measure(
+      setup.options,
+      setup.task,
+      setup.initial,
+      final.params,
+      setup.held_out,
+      tell=tell,
+      is_unwanted=lambda: bool(stopped_by),
+    )
+  return _completed(setup, result, measures, stopped_by)
+
+
+def _completed(
+  setup: SyncerSetup,
+  result: Result,
+  measures: measuring.Measures,
+  stopped_by: list[int],
+) -> Result:
+  """The result with what came last; kept in the folder, if that takes it."""
+  result = dataclasses.replace(
+    result,
+    **measures._asdict(),
+    stopped_by=stopped_by[0] if stopped_by else 0,
+  )
+  text = json.dumps(dataclasses.asdict(result), indent=2)
+  try:
+    write_whole(RunFolder(setup.options.workdir).result, text)
+  except OSError as error:
+    failure = result.failure or str(error)
+    return dataclasses.replace(result, failure=failure)
+  return result
