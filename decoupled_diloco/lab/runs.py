@@ -25,10 +25,10 @@ def small_run() -> Any:
   run.model.kv_heads = 2
   run.schedule.sync_every = 24
   run.schedule.num_fragments = 6
-  run.inner.learning_rate = 1.2e-2
+  run.inner.learning_rate = 1.6e-2
   # For 25 to 50 outer steps per fragment; with momentum 0.9, which looks back
   # on ten, the end of so short a run lags behind its learners.
-  run.outer.gain = 2.0
+  run.outer.gain = 1.5
   run.outer.momentum = 0.7
   run.evaluation.batches = 64
   return run

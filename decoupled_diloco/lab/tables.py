@@ -18,6 +18,8 @@ FIGURES = {
   'staleness': '{:.2f}',
   'bits_up': '{:.2f}',
   'bits_down': '{:.2f}',
+  'processed_tokens': '{:,.0f}',
+  'merged_tokens': '{:,.0f}',
   'virtual_seconds': '{:.0f}',
 }
 
