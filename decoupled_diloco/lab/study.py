@@ -135,6 +135,12 @@ def cells_of(config: Any) -> list[Cell]:
     ValueError: if there are no variants or seeds, two variants are one, or a
       change names no field.
   """
+  missing = {*default_study('')} - {*config}
+  if missing:
+    raise ValueError(
+      f'the config of a study must have {", ".join(sorted(missing))}; begin '
+      'get_config() with lab.study.default_study(NAME), as configs/lab/*.py do.'
+    )
   variants = [Variant(**variant) for variant in config.variants]
   if not variants or not config.seeds:
     raise ValueError(

@@ -196,3 +196,8 @@ def test_a_run_that_diverges_is_a_finding():
 def test_a_config_of_something_else_is_refused():
   with pytest.raises(ValueError, match=r'cluster, .* are missing; begin with'):
     ddl.VirtualCluster({'model': {}})
+
+
+def test_the_config_of_a_run_is_no_study():
+  with pytest.raises(ValueError, match='must have name, plot, processes'):
+    study.cells_of(run_config.default_run())
