@@ -20,7 +20,7 @@ from decoupled_diloco.protocol.schedule import ScheduleOptions
 from decoupled_diloco.protocol.syncer_state import BudgetOptions
 from decoupled_diloco.protocol.weights import StalenessOptions
 from decoupled_diloco.runtime.launch_options import LaunchOptions
-from decoupled_diloco.runtime.learner_loop import ThrottleOptions
+from decoupled_diloco.runtime.throttle import ThrottleOptions
 from decoupled_diloco.training.global_model import OuterOptions
 from decoupled_diloco.training.inner import InnerOptions
 from decoupled_diloco.training.mesh import MeshOptions

@@ -4,7 +4,7 @@
 
 Four learners of one speed share 2.5M bytes; their links take so long that the
 result of a hand-over is adopted 1, 2, 4 or 8 scans later, or a share of the
-contributions is lost. 63 runs: twenty minutes on two cores.
+contributions is lost. 63 runs: twenty minutes on two cores (an estimate).
 """
 
 from decoupled_diloco.lab import runs, study

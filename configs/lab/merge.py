@@ -3,7 +3,8 @@
   scripts/run python -m decoupled_diloco.lab --config=configs/lab/merge.py
 
 Near-orthogonal deltas shrink in the mean, so each rule has the better of two
-gains for every M. 600 steps per learner. 36 runs: half an hour on two cores.
+gains for every M. 600 steps per learner. 36 runs: half an
+hour on two cores (an estimate).
 """
 
 from decoupled_diloco.lab import runs, study

@@ -7,8 +7,8 @@ parameters. Data parallelism has the same M batches in every step and an exact
 all-reduce; its learning rate is the best of three for every M. The decoupled
 learners have one preset for all M.
 
-Two hours on two cores. The published gaps for 35M parameters are 0 / 0.7 / 2.0
-/ 3.9 % for M = 1, 2, 4, 8 (Charles et al., arXiv 2503.09799).
+Two hours on two cores (an estimate). The published gaps for 35M parameters are
+0 / 0.7 / 2.0 / 3.9 % for M = 1, 2, 4, 8 (Charles et al., arXiv 2503.09799).
 """
 
 from decoupled_diloco.lab import runs, study

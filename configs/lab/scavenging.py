@@ -5,7 +5,8 @@
 Two learners train for 600 rounds; 2 or 6 more (+100 %, +300 %) join after a
 quarter and leave after three quarters. Compare the losses over virtual time in
 results.jsonl (`timeline`). Published, wall time to the same loss: 0.75 and
-0.62. 9 runs of up to three minutes: a quarter of an hour on two cores.
+0.62. 9 runs of up to three minutes: a quarter of an hour on two
+cores (an estimate).
 """
 
 from decoupled_diloco.lab import runs, study

@@ -4,7 +4,7 @@
 
 The link of learner 3 takes so long that its deltas are 0 to 16 rounds late,
 with and without a discount for each version that it missed. 36 runs: a quarter
-of an hour on two cores.
+of an hour on two cores (an estimate).
 """
 
 from decoupled_diloco.lab import runs, study

@@ -13,7 +13,7 @@ def small_run() -> Any:
   Batches of 8 x 128 bytes per learner; H=24 in six fragments, four bits both
   ways. A learner takes 1 virtual second per inner step. Trained on 4.9M bytes
   it has seen 43 for each of its parameters; that takes a minute or two on one
-  core, whoever many learners share them.
+  core, however many learners share them.
   """
   run = run_config.default_run()
   run.data.source = 'python'

@@ -35,6 +35,11 @@ import ml_collections
 from decoupled_diloco.lab import run_config
 
 
+def in_words(factors: Mapping[str, Any]) -> str:
+  """Factors as people read them."""
+  return ', '.join(f'{name}={value}' for name, value in factors.items())
+
+
 @dataclasses.dataclass(frozen=True)
 class Variant:
   """One way to run.
@@ -52,13 +57,12 @@ class Variant:
   @property
   def row(self) -> str:
     """Name of the row that it belongs to."""
-    return ', '.join(f'{name}={value}' for name, value in self.factors.items())
+    return in_words(self.factors)
 
   @property
   def name(self) -> str:
     """What sets it apart from the other variants of the study."""
-    both = {**self.factors, **self.choice}
-    return ', '.join(f'{name}={value}' for name, value in both.items())
+    return in_words({**self.factors, **self.choice})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from decoupled_diloco.lab.study import Cell
+from decoupled_diloco.lab.study import Cell, in_words
 
 # Columns beside the loss, as the means over the seeds, and how they are shown.
 FIGURES = {
@@ -48,7 +48,7 @@ class Row:
   @property
   def name(self) -> str:
     """Its factors in words."""
-    return ', '.join(f'{name}={value}' for name, value in self.factors.items())
+    return in_words(self.factors)
 
   @property
   def loss(self) -> float:

@@ -11,7 +11,6 @@ Whichever thread has an event steps the machine, under a lock. Messages among
 the effects go out at once, the rest waits in order for the training thread.
 """
 
-import dataclasses
 import math
 import queue
 import threading
@@ -31,6 +30,7 @@ from decoupled_diloco.protocol.learner_state import (
 )
 from decoupled_diloco.runtime.hand_over_sender import HandOverSender
 from decoupled_diloco.runtime.local_model import LocalModel, Staging
+from decoupled_diloco.runtime.throttle import ThrottleOptions
 from decoupled_diloco.training.inner import NEVER
 from decoupled_diloco.transport.base import (
   LearnerLink,
@@ -47,24 +47,7 @@ _FAREWELL_SECONDS = 3.0
 # is refused should not have compiled for it.
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.25
-
-
-@dataclasses.dataclass(frozen=True)
-class ThrottleOptions:
-  """A learner that stands for slower or busier hardware than it runs on.
-
-  Attributes:
-    step_seconds: an inner step takes at least so long; 0 for as fast as it
-      goes.
-  """
-
-  step_seconds: float = 0.0
-
-  def __post_init__(self):
-    if self.step_seconds < 0:
-      raise ValueError(
-        f'step_seconds={self.step_seconds} must not be negative; 0: no pacing.'
-      )
+_NO_THROTTLE = ThrottleOptions()
 
 
 class SyncerUnreachableError(ConnectionError):
@@ -103,7 +86,7 @@ class LearnerLoop:
     rng: jax.Array,
     heartbeat_seconds: float,
     connect_seconds: float,
-    throttle: ThrottleOptions = ThrottleOptions(),
+    throttle: ThrottleOptions = _NO_THROTTLE,
     record: Record = lambda event, effects: None,
     tell: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,

@@ -27,10 +27,10 @@ from decoupled_diloco.protocol.syncer_state import SyncerOptions
 from decoupled_diloco.runtime.learner_loop import (
   LearnerLoop,
   SyncerUnreachableError,
-  ThrottleOptions,
 )
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.runtime.syncer_server import SyncerServer
+from decoupled_diloco.runtime.throttle import ThrottleOptions
 from decoupled_diloco.training.global_model import GlobalModel
 from decoupled_diloco.training.mesh import MeshOptions, make_mesh
 from decoupled_diloco.training.step import TrainScan, make_train_scan

@@ -64,6 +64,19 @@ def test_in_a_scan_it_only_confirms_what_comes():
   assert learner.state.ledgers[0].base_version == 0
 
 
+def test_receipts_are_at_most_ten_a_second():
+  """At 1.0; at 1.125, not before 1.1; at 1.25, not before 1.225."""
+  learner = LearnerScript(P=4)
+  learner.scan()
+  confirmed = []
+  for round_, now in enumerate((1.0, 1.05, 1.125, 1.2, 1.25)):
+    learner.now = now
+    version = 1 + round_ // 4
+    if learner.publish(round_, version, contributors=()):
+      confirmed.append(now)
+  assert confirmed == [1.0, 1.125, 1.25]
+
+
 def test_only_the_newest_version_is_adopted():
   learner = LearnerScript()
   learner.publish(0, 1, contributors=())

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoupled_diloco.protocol import effects as fx
+from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.grace import GraceOptions
 from tests.protocol.cluster import Cluster, syncer_options
+from tests.protocol.scripts import SyncerScript
 
 
 def _run(
@@ -188,3 +190,30 @@ def test_no_round_is_merged_before_its_quorum_or_after_its_grace():
         ends[effect.round] = event.now + effect.grace_seconds
       if isinstance(effect, fx.Merge) and effect.round < 110:
         assert event.now <= ends[effect.round]
+
+
+def test_who_contributed_to_a_round_need_not_be_told_of_the_next():
+  """Learners 0 and 1 set the pace; 2 has contributed to nothing yet."""
+  syncer = SyncerScript(M=3, k_min=2, joined=3)
+  for m, round_ in ((0, 0), (1, 0), (0, 1)):
+    syncer.contribute(m, round_)
+  effects = syncer.contribute(1, 1)
+  opened = [e for e in effects if isinstance(e, fx.Broadcast)]
+  assert opened == [fx.Broadcast(msg.RoundOpened(1, 1), knowing=(0, 1))]
+
+
+def test_whoever_keeps_pace_hears_only_of_the_first_round():
+  """Speeds 1 and 3 scans: the slower one is told where the others are."""
+  options = syncer_options(M=2, k_min=1, rounds=30)
+  cluster = Cluster(options, [lambda: 1.0, lambda: 3.0]).run()
+  heard = [
+    [
+      event.message.round
+      for event, _ in tape
+      if isinstance(event, ev.MessageArrived)
+      and isinstance(event.message, msg.RoundOpened)
+    ]
+    for tape in cluster.learner_tapes
+  ]
+  assert heard[0] == [0]
+  assert len(heard[1]) > 5

@@ -12,8 +12,6 @@ from decoupled_diloco.observe.status import fold
 from decoupled_diloco.observe.tape import read_tape
 from decoupled_diloco.ops.adopt import AdoptOptions
 from decoupled_diloco.protocol import effects as fx
-from decoupled_diloco.protocol import events as ev
-from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.machine import replay
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.simulate.options import (
@@ -24,22 +22,7 @@ from decoupled_diloco.simulate.options import (
 )
 from decoupled_diloco.virtual import LearnerSetup, VirtualCluster, held_out
 from tests.virtual import small
-from tests.virtual.small import INT4, TASK, K
-
-
-def _run(**fields):
-  return VirtualCluster(small.setup(**fields)).run()
-
-
-def _contributions(result, learner):
-  """(time, contribution) as they came to the syncer."""
-  return [
-    (event.now, event.message)
-    for event, _ in result.steps
-    if isinstance(event, ev.MessageArrived)
-    and isinstance(event.message, msg.Contribution)
-    and event.message.learner == learner
-  ]
+from tests.virtual.small import INT4, TASK, K, contributions, run
 
 
 def _eventful():
@@ -85,9 +68,9 @@ def test_the_same_setup_gives_the_same_bits(tmp_path):
 
 
 def test_learners_with_other_batch_sizes():
-  result = _run(M=3, sizes=(2, 6, 2), rounds=9, learners_at_once='vmap')
-  (_, little), *_ = _contributions(result, 0)
-  (_, much), *_ = _contributions(result, 1)
+  result = run(M=3, sizes=(2, 6, 2), rounds=9, learners_at_once='vmap')
+  (_, little), *_ = contributions(result, 0)
+  (_, much), *_ = contributions(result, 1)
   assert (little.tokens, much.tokens) == (2 * K, 6 * K)
   merge = next(
     e for _, effects in result.steps for e in effects if isinstance(e, fx.Merge)
@@ -130,7 +113,7 @@ def test_the_global_model_learns_and_the_books_are_kept():
   assert sorted(setup.plan.sizes) == [3, 12, 20]
   sizes = {3: 2 + 2, 20: 10 + 3 * 2, 12: 6 + 2 * 2}
   up = sum(
-    sizes[setup.plan.sizes[c.fragment]] for _, c in _contributions(result, 0)
+    sizes[setup.plan.sizes[c.fragment]] for _, c in contributions(result, 0)
   )
   assert result.bytes_up == {0: up, 1: up}
   assert result.bytes_down == {0: up + 140, 1: up + 140}
@@ -166,7 +149,7 @@ def test_nothing_is_compiled_twice():
 
 
 def test_a_run_can_end_after_a_time():
-  result = _run(rounds=10**6, max_seconds=6.5)
+  result = run(rounds=10**6, max_seconds=6.5)
   assert result.reason == '6.5 virtual seconds'
   # The scan that ran then is still merged.
   assert result.seconds == pytest.approx(7.0)
@@ -174,7 +157,7 @@ def test_a_run_can_end_after_a_time():
 
 def test_a_diverging_learner_ends_the_run():
   with pytest.raises(FloatingPointError, match='diverged'):
-    _run(inner=optax.sgd(1e30), rounds=50)
+    run(inner=optax.sgd(1e30), rounds=50)
 
 
 def test_a_setup_that_cannot_be():

@@ -17,22 +17,7 @@ from decoupled_diloco.simulate.options import (
 )
 from decoupled_diloco.virtual import LearnerSetup, VirtualCluster
 from tests.virtual import small
-from tests.virtual.small import K
-
-
-def _run(**fields):
-  return VirtualCluster(small.setup(**fields)).run()
-
-
-def _contributions(result, learner):
-  """(time, contribution) as they came to the syncer."""
-  return [
-    (event.now, event.message)
-    for event, _ in result.steps
-    if isinstance(event, ev.MessageArrived)
-    and isinstance(event.message, msg.Contribution)
-    and event.message.learner == learner
-  ]
+from tests.virtual.small import K, contributions, run
 
 
 def _adam_count(cluster, learner):
@@ -89,7 +74,7 @@ def test_a_late_joiner_and_a_leaver():
     failures=FailureOptions((Fault(6.2, 2, 'join'), Fault(12.3, 0, 'leave'))),
   )
   result = VirtualCluster(setup).run()
-  late, left = _contributions(result, 2), _contributions(result, 0)
+  late, left = contributions(result, 2), contributions(result, 0)
   # The run starts after 1.5 s with those who are there. The late one ends its
   # first scan at 7.2; the leaver the last, in which it was told, at 12.5.
   assert late[0][0] == pytest.approx(7.2)
@@ -109,7 +94,7 @@ def test_a_late_joiner_and_a_leaver():
 def test_lost_payloads_cost_time_only(on_loss, mode):
   # One in 256 contributions is lost in four tries; here none is.
   link = LinkOptions(0.05, loss=0.25, on_loss=on_loss)
-  result = _run(
+  result = run(
     rounds=25,
     k_min=2,
     limit=4 if mode == 'train' else 0,
@@ -143,7 +128,7 @@ def test_a_narrow_link_makes_payloads_late():
   result = VirtualCluster(dataclasses.replace(setup, learners=learners)).run()
   # Before that, the initial values come one after the other, and round 0 opens.
   began = 0.1 + 0.1 + 4 * 35 / slow.bytes_per_second + 2 * 0.1
-  at, first = _contributions(result, 0)[0]
+  at, first = contributions(result, 0)[0]
   assert first.round == 0
   assert at == pytest.approx(began + 1.0 + 1.7 + 0.1)
   assert result.overlap_steps is not None

@@ -10,6 +10,8 @@ import optax
 
 from decoupled_diloco import tasks
 from decoupled_diloco.ops.fragments import fragment
+from decoupled_diloco.protocol import events as ev
+from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.grace import GraceOptions
 from decoupled_diloco.protocol.membership import MembershipOptions
 from decoupled_diloco.protocol.quorum import QuorumOptions
@@ -19,7 +21,11 @@ from decoupled_diloco.protocol.weights import StalenessOptions
 from decoupled_diloco.simulate.options import SpeedOptions
 from decoupled_diloco.training.global_model import OuterOptions
 from decoupled_diloco.training.wire_format import WireOptions
-from decoupled_diloco.virtual import LearnerSetup, VirtualSetup
+from decoupled_diloco.virtual import (
+  LearnerSetup,
+  VirtualCluster,
+  VirtualSetup,
+)
 
 EXACT = WireOptions(up='f32', down='f32', down_error_feedback=False)
 INT4 = WireOptions(up='int4', down='int4', block_size=8)
@@ -117,3 +123,19 @@ def close(left: Any, right: Any) -> None:
     left,
     right,
   )
+
+
+def run(**fields):
+  """The result of a small cluster."""
+  return VirtualCluster(setup(**fields)).run()
+
+
+def contributions(result, learner):
+  """(time, contribution) as they came to the syncer."""
+  return [
+    (event.now, event.message)
+    for event, _ in result.steps
+    if isinstance(event, ev.MessageArrived)
+    and isinstance(event.message, msg.Contribution)
+    and event.message.learner == learner
+  ]
