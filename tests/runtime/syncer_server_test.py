@@ -386,6 +386,18 @@ def test_a_sick_learner_is_told_why_it_is_sent_away():
   assert not run.sent_to(1, msg.Welcome)
 
 
+def test_an_opened_round_is_told_to_those_who_need_it(run):
+  """Learner 0 sets the pace alone; 1 has contributed to nothing yet."""
+  for round_ in (0, 1):
+    run.contribute(0, round_)
+  told = [
+    [message.round for message, _ in run.sent_to(m, msg.RoundOpened)]
+    for m in (0, 1)
+  ]
+  assert told[0] == [0]
+  assert told[1] == [0, 1]
+
+
 def test_nobody_speaks_for_a_learner_but_its_own_connection(run):
   contribution = msg.Contribution(1, 2, 0, 0, 0, 1, 100, 1, 100, 1.0)
   parcel = Parcel(contribution, SOUND, True, 13)
