@@ -12,11 +12,13 @@ are the options of the modules with their defaults, and changes what it needs:
 
 Fields that follow from others are not in the config: the model's vocabulary and
 sequence length come from the data, the number of data shards from the number of
-learners, the length of the learning rate's decay from the budget.
+learners, the length of the learning rate's decay from the budget. If that is
+one of tokens alone, the learning rate follows the tokens merged, otherwise the
+rounds.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -45,6 +47,7 @@ _DERIVED = {
   'model': ('vocab_size', 'sequence_length'),
   'data': ('num_shards', 'seed'),
   'inner': ('decay_steps',),
+  'schedule': ('tokens_per_step',),
 }
 _TYPES: Mapping[type, str] = {
   bool: 'True or False',
@@ -106,9 +109,17 @@ def options_of(
   sections = {name: raw[name] for name in _SECTIONS}
   M = _section('membership', raw).num_learners
   overrides.check(changes, sections, M)
-  return _build(
-    {**raw, **overrides.applied(sections, changes.get(str(learner), {}))}
-  )
+  of_each = [
+    overrides.applied(sections, changes.get(str(m), {})) for m in range(M)
+  ]
+  own = overrides.applied(sections, changes.get(str(learner), {}))
+  return _build({**raw, **own, 'tokens_per_step': _tokens_per_step(of_each)})
+
+
+def _tokens_per_step(learners: Sequence[Mapping[str, Any]]) -> int:
+  """Tokens of all learners together in an inner step."""
+  batches = [_section('data', own) for own in learners]
+  return sum(each.batch_size * each.sequence_length for each in batches)
 
 
 def _fields(section: str) -> list[dataclasses.Field[Any]]:
@@ -132,12 +143,14 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _build(raw: Mapping[str, Any]) -> RunOptions:
   num_learners = _section('membership', raw).num_learners
-  schedule = _section('schedule', raw)
   budget = _section('budget', raw)
+  tokens_per_step = 0 if budget.rounds else raw['tokens_per_step']
+  schedule = _section('schedule', raw, {'tokens_per_step': tokens_per_step})
   derived = {
     'model': {'sequence_length': raw['data']['sequence_length']},
     'data': {'num_shards': num_learners, 'seed': raw['seed']},
     'inner': _decay(schedule, budget, raw['inner']),
+    'schedule': {'tokens_per_step': tokens_per_step},
   }
   sections = {
     name: _section(name, raw, derived.get(name, {})) for name in _SECTIONS
@@ -150,18 +163,13 @@ def _decay(
 ) -> dict[str, Any]:
   if inner['decay'] == 'constant':
     return {}
-  if not budget.rounds:
-    raise ValueError(
-      f'config.inner.decay={inner["decay"]!r} needs config.budget.rounds, '
-      'which is 0: the learning rate decays over the rounds of the run. Set it '
-      "beside the token budget, or use decay='constant'."
-    )
-  steps = schedule.global_step_of(budget.rounds)
+  steps = budget.steps(schedule)
   if steps <= inner['warmup_steps']:
+    name = 'rounds' if budget.rounds else 'merged_tokens'
     raise ValueError(
-      f'config.budget.rounds={budget.rounds} makes {steps} inner steps, which '
-      f'must exceed config.inner.warmup_steps={inner["warmup_steps"]}; raise '
-      'the first or lower the second.'
+      f'config.budget.{name}={getattr(budget, name)} makes {steps} inner '
+      'steps, which must exceed config.inner.warmup_steps='
+      f'{inner["warmup_steps"]}; raise the first or lower the second.'
     )
   return {'decay_steps': steps}
 

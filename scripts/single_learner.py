@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     )
   )
   held_out = data.held_out_batches(options.data, options.evaluation.batches)
-  steps = options.schedule.global_step_of(options.budget.rounds)
+  steps = options.budget.steps(options.schedule)
   best = None
   for rate in map(float, _RATES.value):
     inner_options = dataclasses.replace(options.inner, learning_rate=rate)

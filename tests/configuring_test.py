@@ -44,6 +44,20 @@ def test_what_follows_from_other_fields(config):
   assert options.inner.decay_steps == 400
 
 
+def test_a_budget_of_tokens_is_what_the_learning_rate_follows(config):
+  config.data.sequence_length, config.data.batch_size = 128, 8
+  config.learners = {'2': {'data': {'batch_size': 16}}}
+  config.budget.merged_tokens = 10_000_000
+  by_rounds = configuring.options_of(config)
+  assert by_rounds.schedule.tokens_per_step == 0
+  config.budget.rounds = 0
+  for learner in (None, 0, 2):
+    options = configuring.options_of(config, learner)
+    assert options.schedule.tokens_per_step == (8 + 8 + 16) * 128
+    assert options.inner.decay_steps == 10_000_000 // 4096
+  assert 'tokens_per_step' not in config.schedule
+
+
 @pytest.mark.parametrize(
   ('changes', 'says'),
   [
@@ -64,7 +78,10 @@ def test_what_follows_from_other_fields(config):
     ({'evaluation.batches': -1}, 'config.evaluation: batches=-1'),
     ({'evaluation.prompt': ''}, "prompt='' must hold"),
     ({'evaluation.temperature': 0.0}, 'temperature=0.0 must be positive'),
-    ({'budget.rounds': 0, 'budget.merged_tokens': 9}, 'needs config.budget.r'),
+    (
+      {'budget.rounds': 0, 'budget.merged_tokens': 9},
+      r'merged_tokens=9 makes 0 inner steps, which must exceed',
+    ),
     ({'budget.rounds': 1}, r'must exceed config.inner.warmup_steps=50'),
     (
       {'adopt.rule': 'rebase', 'wire.up_error_feedback': True},

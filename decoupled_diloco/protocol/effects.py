@@ -76,13 +76,18 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Publish:
-  """Send a merged round with its payload to these learners."""
+  """Send a merged round with its payload to these learners.
+
+  Attributes:
+    merged_tokens: as in `Publication`.
+  """
 
   round: int
   fragment: int
   version: int
   contributors: tuple[int, ...]
   learners: tuple[int, ...]
+  merged_tokens: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

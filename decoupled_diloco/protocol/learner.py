@@ -186,6 +186,9 @@ def _stage(
     receipt = Receipt(options.learner, state.incarnation, publication.round)
     effects.append(Send(options.learner, receipt))
     state = state._replace(receipt_due_at=now + _RECEIPT_SECONDS)
+  state = state._replace(
+    merged_tokens=max(state.merged_tokens, publication.merged_tokens)
+  )
   ledger = state.ledgers[p]
   newest = max(ledger.base_version, _staged_version(state.staged, p))
   if publication.version <= newest:
@@ -264,7 +267,8 @@ def _act_between_scans(
     if reason != state.waits_for:
       effects.append(Wait(reason))
     return state._replace(phase=Phase.WAITING, waits_for=reason)
-  effects.append(StartScan(options.schedule.global_step_of(state.next_round)))
+  step = options.schedule.global_step_of(state.next_round, state.merged_tokens)
+  effects.append(StartScan(step))
   return state._replace(phase=Phase.TRAINING, waits_for='')
 
 

@@ -110,6 +110,7 @@ class LearnerState(NamedTuple):
     adopted_round: the newest round that it adopted; -1 if none.
     ledgers: per fragment.
     staged: per fragment, the newest version that has come in.
+    merged_tokens: of the run, as last heard.
     total_steps, total_tokens: over all its incarnations.
     step_seconds: mean time of an inner step in the last scan.
     drain_first: the first round of the drain; None before it.
@@ -132,6 +133,7 @@ class LearnerState(NamedTuple):
   adopted_round: int
   ledgers: tuple[Ledger, ...]
   staged: Mapping[int, Staged]
+  merged_tokens: float
   total_steps: int
   total_tokens: int
   step_seconds: float
@@ -176,6 +178,15 @@ class LearnerState(NamedTuple):
     return self._replace(ledgers=tuple(ledgers))
 
 
+def rejoin_step(options: LearnerOptions, state: LearnerState) -> int | None:
+  """The run's global step, if it goes on already; else None."""
+  if state.newest_round <= 0:
+    return None
+  return options.schedule.global_step_of(
+    state.newest_round, state.merged_tokens
+  )
+
+
 def initial_state(options: LearnerOptions) -> LearnerState:
   """A process that has just been started."""
   return LearnerState(
@@ -192,6 +203,7 @@ def initial_state(options: LearnerOptions) -> LearnerState:
     adopted_round=-1,
     ledgers=(Ledger(),) * options.schedule.num_fragments,
     staged={},
+    merged_tokens=0.0,
     total_steps=0,
     total_tokens=0,
     step_seconds=0.0,

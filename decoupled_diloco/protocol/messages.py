@@ -204,6 +204,7 @@ class Publication:
       before).
     merged_round: of a value sent to one learner, the last round of the fragment
       in which a contribution of this learner was merged; else -1.
+    merged_tokens: tokens that the run has merged, each fragment counting 1/P.
   """
 
   round: int
@@ -212,6 +213,7 @@ class Publication:
   contributors: tuple[int, ...]
   form: str
   merged_round: int = -1
+  merged_tokens: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -201,19 +201,22 @@ def _publish(
     *state.version_rounds[p + 1 :],
   )
   tokens = sum(entry.tokens for entry in round_.entries)
+  merged_tokens = state.merged_tokens + tokens / options.schedule.num_fragments
   oldest = round_.number - options.rounds_remembered
   closed_at = {
     number: at for number, at in state.closed_at.items() if number >= oldest
   }
   effects.append(
-    Publish(round_.number, p, version, contributors, state.connected)
+    Publish(
+      round_.number, p, version, contributors, state.connected, merged_tokens
+    )
   )
   return state.without_round(round_.number)._replace(
     versions=versions,
     version_rounds=version_rounds,
     closed_at={**closed_at, round_.number: round_.closed_at},
     rounds_merged=state.rounds_merged + 1,
-    merged_tokens=state.merged_tokens + tokens / options.schedule.num_fragments,
+    merged_tokens=merged_tokens,
   )
 
 

@@ -47,6 +47,11 @@ class BudgetOptions:
       if getattr(self, name) <= 0:
         raise ValueError(f'{name}={getattr(self, name)} must be positive.')
 
+  def steps(self, schedule: ScheduleOptions) -> int:
+    """The run's inner steps, as the schedule counts them; 0: no limit."""
+    tokens = float(self.merged_tokens)
+    return schedule.global_step_of(self.rounds, tokens)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SyncerOptions:

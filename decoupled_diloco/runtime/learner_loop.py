@@ -27,6 +27,7 @@ from decoupled_diloco.protocol.learner import learner_machine
 from decoupled_diloco.protocol.learner_state import (
   LearnerOptions,
   LearnerState,
+  rejoin_step,
 )
 from decoupled_diloco.runtime.hand_over_sender import HandOverSender
 from decoupled_diloco.runtime.local_model import LocalModel, Staging
@@ -217,11 +218,8 @@ class LearnerLoop:
   def _begin(self) -> None:
     """Sets out from the syncer's parameters, wherever the run is."""
     versions = [version for _, version in sorted(self._versions.items())]
-    newest = self._state.newest_round
-    rejoin_step = NEVER
-    if newest > 0:
-      rejoin_step = self._options.schedule.global_step_of(newest)
-    self._model.begin(versions, self._rng, rejoin_step)
+    step = rejoin_step(self._options, self._state)
+    self._model.begin(versions, self._rng, NEVER if step is None else step)
     # The position follows from the steps that the syncer has heard of, by
     # whichever incarnation: only batches since then are read again.
     self._batches = self._open_batches(self._state.total_steps)

@@ -86,5 +86,6 @@ class Merges:
       publish.version,
       publish.contributors,
       self._model.form,
+      merged_tokens=publish.merged_tokens,
     )
     return publication, self._publications.pop(publish.round)

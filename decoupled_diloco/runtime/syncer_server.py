@@ -363,5 +363,6 @@ class SyncerServer:
       contributors=(),
       form='value',
       merged_round=self._state.members[learner].merged_rounds[fragment],
+      merged_tokens=self._state.merged_tokens,
     )
     return self._endpoint.send(route.peer, publication, payload)

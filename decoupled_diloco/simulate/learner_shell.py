@@ -10,7 +10,11 @@ from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.learner import learner_machine
-from decoupled_diloco.protocol.learner_state import LearnerOptions, Phase
+from decoupled_diloco.protocol.learner_state import (
+  LearnerOptions,
+  Phase,
+  rejoin_step,
+)
 from decoupled_diloco.simulate.agenda import Agenda
 from decoupled_diloco.simulate.connection import Connection
 from decoupled_diloco.simulate.figures import Figures
@@ -221,12 +225,9 @@ class LearnerShell:
     self._versions[p] = adopt.version
     if len(self._versions) < self.options.schedule.num_fragments:
       return
-    newest = self.state.newest_round
-    rejoin_step = None
-    if newest > 0:
-      rejoin_step = self.options.schedule.global_step_of(newest)
     versions = tuple(version for _, version in sorted(self._versions.items()))
-    self._work.begin(self.learner, versions, rejoin_step)
+    step = rejoin_step(self.options, self.state)
+    self._work.begin(self.learner, versions, step)
     self._has_begun = True
 
   def _scan(self, global_step: int) -> None:

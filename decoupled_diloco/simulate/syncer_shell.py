@@ -209,6 +209,7 @@ class SyncerShell:
       publish.version,
       publish.contributors,
       self._work.form,
+      merged_tokens=publish.merged_tokens,
     )
     for learner in publish.learners:
       route = self._routes.get(learner)
@@ -248,6 +249,7 @@ class SyncerShell:
         contributors=(),
         form='value',
         merged_round=self.state.members[learner].merged_rounds[fragment],
+        merged_tokens=self.state.merged_tokens,
       )
       payload = self._work.value(fragment, version)
       if not self._send_publication(route, publication, payload):

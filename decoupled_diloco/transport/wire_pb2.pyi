@@ -223,20 +223,22 @@ class RoundOpened(_message.Message):
     def __init__(self, round: _Optional[int] = ..., fragment: _Optional[int] = ...) -> None: ...
 
 class Publication(_message.Message):
-    __slots__ = ("round", "fragment", "version", "contributors", "form", "merged_round")
+    __slots__ = ("round", "fragment", "version", "contributors", "form", "merged_round", "merged_tokens")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     MERGED_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MERGED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     round: int
     fragment: int
     version: int
     contributors: _containers.RepeatedScalarFieldContainer[int]
     form: str
     merged_round: int
-    def __init__(self, round: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., contributors: _Optional[_Iterable[int]] = ..., form: _Optional[str] = ..., merged_round: _Optional[int] = ...) -> None: ...
+    merged_tokens: float
+    def __init__(self, round: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., contributors: _Optional[_Iterable[int]] = ..., form: _Optional[str] = ..., merged_round: _Optional[int] = ..., merged_tokens: _Optional[float] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("learner", "incarnation", "round", "fragment", "reason", "detail")
