@@ -28,8 +28,10 @@ def check(options: RunOptions, learners: Sequence[RunOptions]) -> None:
   Raises:
     ValueError: if the options do not fit the model or the data.
   """
-  known = with_vocabulary(options)
+  known = fitted_to_data(options)
   build_plan(known, build_task(known))
+  if options.task == 'image':
+    return  # They have been opened.
   with _of('config.data'):
     for source in {each.data.source for each in (options, *learners)}:
       names = (source,) if isinstance(source, str) else source
@@ -50,6 +52,8 @@ def build_task(options: RunOptions) -> tasks.Task:
   """
   if options.task == 'language_model':
     return tasks.language_model_task(options.model)
+  if options.task == 'image':
+    return tasks.image_task(options.vit)
   module, _, name = options.task.partition(':')
   try:
     function = getattr(importlib.import_module(module), name)
@@ -69,7 +73,7 @@ def build_task(options: RunOptions) -> tasks.Task:
 
 def _no_task(options: RunOptions, why: str) -> ValueError:
   return ValueError(
-    f"config.task={options.task!r} must be 'language_model' or "
+    f"config.task={options.task!r} must be 'language_model', 'image' or "
     "'package.module:function', a function from the run's options to a "
     f'tasks.Task ({why}); correct it.'
   )
@@ -90,24 +94,43 @@ def build_plan(options: RunOptions, task: tasks.Task) -> FragmentPlan:
     )
 
 
-def with_vocabulary(options: RunOptions) -> RunOptions:
-  """The options with the model's vocabulary taken from the tokenizer.
+def fitted_to_data(options: RunOptions) -> RunOptions:
+  """The options with what the model has to know of the data.
+
+  That is the vocabulary of the tokenizer, or the size and the classes of the
+  images.
 
   Raises:
-    ValueError: if there is no such tokenizer.
+    ValueError: if there is no such tokenizer, or there are no such images.
   """
+  if options.task == 'image':
+    with _of('config.images'):
+      images = data.open_images(options.images)
+    with _of('config.vit'):
+      vit = dataclasses.replace(
+        options.vit,
+        image_size=images.train.shape[1],
+        channels=images.train.shape[-1],
+        num_classes=images.num_classes,
+      )
+    return dataclasses.replace(options, vit=vit)
   with _of('config.data'):
     tokenizer = data.open_tokenizer(options.data.tokenizer)
   model = dataclasses.replace(options.model, vocab_size=tokenizer.vocab_size)
   return dataclasses.replace(options, model=model)
 
 
-def open_pipeline(options: RunOptions) -> data.TextPipeline:
+def open_pipeline(
+  options: RunOptions,
+) -> data.TextPipeline | data.ImagePipeline:
   """The batches of this learner.
 
   Raises:
-    ValueError: if there is not enough text.
+    ValueError: if there is not enough text, or there are too few images.
   """
+  if options.task == 'image':
+    with _of('config.images'):
+      return data.ImagePipeline(options.images, options.learner)
   with _of('config.data'):
     return data.TextPipeline(options.data, options.learner)
 
@@ -116,12 +139,17 @@ def held_out(options: RunOptions) -> dict[str, np.ndarray] | None:
   """The batches that the global model is measured on; None for none.
 
   Raises:
-    ValueError: if there is not enough text.
+    ValueError: if there is not enough text, or there are too few images.
   """
-  if not options.evaluation.batches:
+  count = options.evaluation.batches
+  if not count:
     return None
-  with _of('config.data, with num_batches from config.evaluation.batches'):
-    return data.held_out_batches(options.data, options.evaluation.batches)
+  is_image = options.task == 'image'
+  name = 'config.images' if is_image else 'config.data'
+  with _of(f'{name}, with num_batches from config.evaluation.batches'):
+    if is_image:
+      return data.held_out_image_batches(options.images, count)
+    return data.held_out_batches(options.data, count)
 
 
 def clock() -> Callable[[], float]:

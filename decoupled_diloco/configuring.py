@@ -11,7 +11,7 @@ are the options of the modules with their defaults, and changes what it needs:
     return config
 
 Fields that follow from others are not in the config: the model's vocabulary and
-sequence length come from the data, the number of data shards from the number of
+sequence length and the images' size come from the data, the number of data shards from the number of
 learners, the length of the learning rate's decay from the budget. If that is
 one of tokens alone, the learning rate follows the tokens merged, otherwise the
 rounds.
@@ -46,6 +46,8 @@ _SECTIONS: Mapping[str, type] = {
 _DERIVED = {
   'model': ('vocab_size', 'sequence_length'),
   'data': ('num_shards', 'seed'),
+  'vit': ('image_size', 'channels', 'num_classes'),
+  'images': ('num_shards', 'seed'),
   'inner': ('decay_steps',),
   'schedule': ('tokens_per_step',),
 }
@@ -113,11 +115,14 @@ def options_of(
     overrides.applied(sections, changes.get(str(m), {})) for m in range(M)
   ]
   own = overrides.applied(sections, changes.get(str(learner), {}))
-  return _build({**raw, **own, 'tokens_per_step': _tokens_per_step(of_each)})
+  tokens = _tokens_per_step(raw['task'], of_each)
+  return _build({**raw, **own, 'tokens_per_step': tokens})
 
 
-def _tokens_per_step(learners: Sequence[Mapping[str, Any]]) -> int:
-  """Tokens of all learners together in an inner step."""
+def _tokens_per_step(task: str, learners: Sequence[Mapping[str, Any]]) -> int:
+  """Tokens of all learners together in an inner step; images count as one."""
+  if task == 'image':
+    return sum(_section('images', own).batch_size for own in learners)
   batches = [_section('data', own) for own in learners]
   return sum(each.batch_size * each.sequence_length for each in batches)
 
@@ -149,6 +154,7 @@ def _build(raw: Mapping[str, Any]) -> RunOptions:
   derived = {
     'model': {'sequence_length': raw['data']['sequence_length']},
     'data': {'num_shards': num_learners, 'seed': raw['seed']},
+    'images': {'num_shards': num_learners, 'seed': raw['seed']},
     'inner': _decay(schedule, budget, raw['inner']),
     'schedule': {'tokens_per_step': tokens_per_step},
   }

@@ -79,7 +79,7 @@ def set_up_learner(options: RunOptions) -> LearnerSetup:
   Raises:
     ValueError: if the options do not fit the devices, the model or the data.
   """
-  options = building.with_vocabulary(options)
+  options = building.fitted_to_data(options)
   task = building.build_task(options)
   plan = building.build_plan(options, task)
   steps = options.schedule.steps_per_scan
@@ -95,7 +95,7 @@ def set_up_learner(options: RunOptions) -> LearnerSetup:
   pipeline = building.open_pipeline(options)
 
   def open_batches(position: int) -> data.Prefetcher[Any]:
-    iterator = data.TextIterator(pipeline, scan_steps=steps)
+    iterator = data.IndexedIterator(pipeline, scan_steps=steps)
     iterator.position = position
     return data.Prefetcher(iterator, place=trainer.place)
 

@@ -14,6 +14,7 @@ from decoupled_diloco.config_files import unknown_field
 PER_LEARNER: Mapping[str, tuple[str, ...] | None] = {
   'adopt': None,
   'data': ('batch_size', 'cache_dir', 'source'),
+  'images': ('batch_size', 'shift_pixels'),
   'inner': None,
   'mesh': None,
   'security': (

@@ -7,8 +7,9 @@ the rules that span several parts.
 
 import dataclasses
 
-from decoupled_diloco.data import TextOptions
+from decoupled_diloco.data import ImageOptions, TextOptions
 from decoupled_diloco.models.transformer import TransformerOptions
+from decoupled_diloco.models.vit import VitOptions
 from decoupled_diloco.ops.adopt import AdoptOptions
 from decoupled_diloco.ops.packing import PATTERNS
 from decoupled_diloco.protocol.grace import GraceOptions
@@ -109,8 +110,9 @@ class RunOptions:
     workdir: folder for whatever the run writes.
     seed: of initialisation, data order and sampling.
     learner: which learner this process is, if its role is 'learner'.
-    task: 'language_model', or 'package.module:function', a function from these
-      options to a `tasks.Task`.
+    task: 'language_model' (`model` on `data`), 'image' (`vit` on `images`), or
+      'package.module:function', a function from these options to a
+      `tasks.Task` for the batches of `data`.
   """
 
   role: str
@@ -132,6 +134,8 @@ class RunOptions:
   wire: WireOptions
   model: TransformerOptions
   data: TextOptions
+  vit: VitOptions
+  images: ImageOptions
   inner: InnerOptions
   mesh: MeshOptions
   throttle: ThrottleOptions

@@ -132,7 +132,7 @@ def set_up_syncer(options: RunOptions) -> SyncerSetup:
     ValueError: if the options do not fit the model or the data.
     OSError: if the address or the folder cannot be used.
   """
-  options = building.with_vocabulary(options)
+  options = building.fitted_to_data(options)
   task = building.build_task(options)
   plan = building.build_plan(options, task)
   held_out = building.held_out(options)

@@ -216,7 +216,7 @@ def main(argv: list[str]) -> None:
     _serve(_SERVE.value)
     return
   with tempfile.TemporaryDirectory() as workdir, _syncer(workdir) as address:
-    options = roles.with_vocabulary(_options(workdir, address))
+    options = roles.fitted_to_data(_options(workdir, address))
     options = dataclasses.replace(
       options,
       throttle=dataclasses.replace(options.throttle, step_seconds=0.0),

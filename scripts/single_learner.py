@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
   del argv
   entry.prepare_jax()
   options = configuring.options_of(_CONFIG.value)
-  options = roles.with_vocabulary(
+  options = roles.fitted_to_data(
     dataclasses.replace(
       options, learner=0, data=dataclasses.replace(options.data, num_shards=1)
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from decoupled_diloco import building, tasks
@@ -21,7 +22,7 @@ def _with(options, section, **changes):
 
 def test_what_fits(options):
   building.check(options, [options])
-  options = building.with_vocabulary(options)
+  options = building.fitted_to_data(options)
   assert options.model.vocab_size == 256
   task = building.build_task(options)
   assert building.build_plan(options, task).num_fragments == 2
@@ -29,6 +30,36 @@ def test_what_fits(options):
   held_out = building.held_out(options)
   assert held_out is not None and held_out['tokens'].shape == (2, 2, 17)
   assert building.held_out(_with(options, 'evaluation', batches=0)) is None
+
+
+def test_images(options):
+  images = _with(options, 'images', batch_size=16, num_shards=3)
+  images = dataclasses.replace(
+    images,
+    task='image',
+    learner=2,
+    vit=dataclasses.replace(images.vit, image_size=32, patch_size=4),
+  )
+  building.check(images, [images])
+  images = building.fitted_to_data(images)
+  assert images.vit.image_size == 8 and images.vit.num_classes == 10
+  pipeline = building.open_pipeline(images)
+  assert pipeline.shard == 2
+  batch = pipeline.batch(0)
+  held_out = building.held_out(images)
+  assert held_out is not None and held_out['image'].shape == (2, 16, 8, 8, 1)
+  task = building.build_task(images)
+  params = task.init(jax.random.key(0))
+  assert task.loss(params, batch, jax.random.key(1))[0] > 0
+  many = _with(images, 'images', batch_size=1000, num_shards=3)
+  with pytest.raises(ValueError, match=r'config.images: there must be 3000 im'):
+    building.open_pipeline(many)
+  with pytest.raises(
+    ValueError, match='config.vit: image_size=8 must be a multiple of'
+  ):
+    building.fitted_to_data(
+      _with(_with(images, 'vit', image_size=9, patch_size=3), 'vit')
+    )
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,9 @@ def test_a_budget_of_tokens_is_what_the_learning_rate_follows(config):
     assert options.schedule.tokens_per_step == (8 + 8 + 16) * 128
     assert options.inner.decay_steps == 10_000_000 // 4096
   assert 'tokens_per_step' not in config.schedule
+  config.task = 'image'
+  options = configuring.options_of(config)
+  assert options.schedule.tokens_per_step == 3 * config.images.batch_size
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from decoupled_diloco import building, configuring, data
+from decoupled_diloco import building, configuring
 from decoupled_diloco.configuring import RunOptions
 from decoupled_diloco.protocol.grace import GraceOptions
 from decoupled_diloco.protocol.quorum import QuorumOptions
@@ -193,7 +193,7 @@ def setup_of(options: LabOptions) -> VirtualSetup:
   Raises:
     ValueError: if the options do not fit the model or the data.
   """
-  run = building.with_vocabulary(options.run)
+  run = building.fitted_to_data(options.run)
   task = building.build_task(run)
   batches = building.held_out(run)
   return VirtualSetup(
@@ -236,8 +236,8 @@ def setup_of(options: LabOptions) -> VirtualSetup:
 
 
 def _batches(options: RunOptions, learner: int) -> Any:
-  pipeline = data.TextPipeline(options.data, learner)
-  return pipeline.scan_batches
+  own = dataclasses.replace(options, learner=learner)
+  return building.open_pipeline(own).scan_batches
 
 
 def _unstacked(batches: Any) -> list[Any]:

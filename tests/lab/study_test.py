@@ -201,3 +201,17 @@ def test_a_config_of_something_else_is_refused():
 def test_the_config_of_a_run_is_no_study():
   with pytest.raises(ValueError, match='must have name, plot, processes'):
     study.cells_of(run_config.default_run())
+
+
+@pytest.mark.parametrize('mode', ['data_parallel', 'decoupled'])
+def test_images_train_as_text_does(mode):
+  run = tiny().run
+  run.task = 'image'
+  run.vit.width, run.vit.layers = 16, 1
+  run.vit.heads, run.vit.kv_heads = 2, 2
+  run.images.batch_size = 16
+  run.cluster.mode = mode
+  run.budget.rounds = 20
+  result = ddl.VirtualCluster(run).run()
+  assert result.processed_tokens >= 20 * 2 * 2 * 16
+  assert result.points[0].loss > result.loss > 0.0
