@@ -11,10 +11,10 @@ are the options of the modules with their defaults, and changes what it needs:
     return config
 
 Fields that follow from others are not in the config: the model's vocabulary and
-sequence length and the images' size come from the data, the number of data shards from the number of
-learners, the length of the learning rate's decay from the budget. If that is
-one of tokens alone, the learning rate follows the tokens merged, otherwise the
-rounds.
+sequence length and the images' size come from the data, the number of data
+shards from the number of learners, the length of the learning rate's decay from
+the budget. If that is one of tokens alone, the learning rate follows the tokens
+merged, otherwise the rounds.
 """
 
 import dataclasses

@@ -55,7 +55,7 @@ def test_images(options):
   with pytest.raises(ValueError, match=r'config.images: there must be 3000 im'):
     building.open_pipeline(many)
   with pytest.raises(
-    ValueError, match='config.vit: image_size=8 must be a multiple of'
+    ValueError, match=r'config.vit: image_size=8 must be a multiple of'
   ):
     building.fitted_to_data(
       _with(_with(images, 'vit', image_size=9, patch_size=3), 'vit')

@@ -1,6 +1,6 @@
 """Other models than a dense transformer: experts, and vision.
 
-  scripts/run python -m decoupled_diloco.lab --config=configs/lab/architectures.py
+  scripts/run python -m decoupled_diloco.lab --config=configs/lab/models.py
 
 Four learners against data parallelism at equal tokens, each with the best of
 three learning rates: a byte transformer whose layers have four experts, two of
@@ -14,7 +14,7 @@ M = 4
 
 
 def get_config():
-  config = study.default_study('architectures')
+  config = study.default_study('models')
   config.run = runs.small_run()
   config.run.vit.width = 32
   config.run.vit.layers = 2
