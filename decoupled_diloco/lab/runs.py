@@ -49,3 +49,16 @@ def budget(
     'membership.num_learners': M,
     'budget.rounds': rounds,
   }
+
+
+def merged_budget(tokens: float, M: int) -> dict[str, object]:
+  """Changes that make M learners train until so many tokens are *merged*.
+
+  The learning rate decays over the tokens merged, too. So runs are comparable
+  in which different shares of the work are lost.
+  """
+  return {
+    'membership.num_learners': M,
+    'budget.rounds': 0,
+    'budget.merged_tokens': round(tokens),
+  }

@@ -33,6 +33,8 @@ class Row:
     choice: what was chosen, of how many.
     losses: held-out loss by seed, nats per token.
     gap: relative distance of the mean loss to the reference's; nan without.
+    gap_spread: standard deviation of that distance over the seeds, each seed
+      compared with the same one of the reference; nan without.
     figures: means over the seeds.
     curve: (merged tokens, held-out loss), mean over the seeds.
   """
@@ -42,6 +44,7 @@ class Row:
   num_choices: int
   losses: Mapping[int, float]
   gap: float
+  gap_spread: float
   figures: Mapping[str, float]
   curve: Sequence[tuple[float, float]]
 
@@ -57,9 +60,8 @@ class Row:
 
   @property
   def spread(self) -> float:
-    """Standard deviation over the seeds; nan for one seed."""
-    values = list(self.losses.values())
-    return statistics.stdev(values) if len(values) > 1 else math.nan
+    """Standard deviation over the seeds; nan for one, or if one diverged."""
+    return _spread(list(self.losses.values()))
 
 
 def rows_of(
@@ -92,10 +94,13 @@ def rows_of(
     ]
     if len(whole) == len(choices):
       rows.append(min(whole, key=lambda row: _ordered(row.loss)))
-  return [
-    dataclasses.replace(row, gap=_gap(row, rows, reference, reference_by))
-    for row in rows
-  ]
+  return [_compared(row, rows, reference, reference_by) for row in rows]
+
+
+def _spread(values: Sequence[float]) -> float:
+  if len(values) < 2 or not all(map(math.isfinite, values)):
+    return math.nan  # The library's function raises.
+  return statistics.stdev(values)
 
 
 def _ordered(loss: float) -> float:
@@ -117,6 +122,7 @@ def _row(
       for cell, result in zip(cells, found, strict=True)
     },
     gap=math.nan,
+    gap_spread=math.nan,
     figures={
       name: statistics.fmean(result[name] for result in found)
       for name in FIGURES
@@ -132,20 +138,26 @@ def _row(
   )
 
 
-def _gap(
+def _compared(
   row: Row,
   rows: Sequence[Row],
   reference: Mapping[str, Any],
   reference_by: Sequence[str],
-) -> float:
+) -> Row:
+  """The row with its gap, if it has a reference."""
   if not reference:
-    return math.nan
+    return row
   wanted = {**{name: row.factors.get(name) for name in reference_by}}
   wanted.update(reference)
   for other in rows:
     if all(other.factors.get(name) == wanted[name] for name in wanted):
-      return row.loss / other.loss - 1
-  return math.nan
+      gaps = [loss / other.losses[seed] for seed, loss in row.losses.items()]
+      return dataclasses.replace(
+        row,
+        gap=row.loss / other.loss - 1,
+        gap_spread=_spread(gaps),
+      )
+  return row
 
 
 def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -160,7 +172,7 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     *choices,
     'loss',
     'spread',
-    *(['gap %'] if has_gaps else []),
+    *(['gap %', '±'] if has_gaps else []),
     *(name.replace('_', ' ') for name in figures),
   ]
   body = []
@@ -169,13 +181,18 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     line += [str(row.choice.get(name, '')) for name in choices]
     line += [f'{row.loss:.4f}', f'{row.spread:.4f}']
     if has_gaps:
-      line.append('' if math.isnan(row.gap) else f'{row.gap:+.2%}'[:-1])
+      line.append(_percent(row.gap, '+'))
+      line.append(_percent(row.gap_spread, ''))
     line += [
       FIGURES[name].format(row.figures[name]) if name in row.figures else ''
       for name in figures
     ]
     body.append(line)
   return head, body
+
+
+def _percent(share: float, sign: str) -> str:
+  return '' if math.isnan(share) else f'{share:{sign}.2%}'[:-1]
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

@@ -77,8 +77,19 @@ def test_gaps_are_to_the_reference_of_the_same_kind():
   assert data.gap == 0
   assert two.gap == pytest.approx(0.05)
   assert math.isnan(four.gap)
-  # Standard deviation of 2.2 and 2.0: 0.2 / sqrt(2).
+  # Standard deviation of 2.2 and 2.0: 0.2 / sqrt(2); of 2.2 / 2 and 2 / 2.
   assert two.spread == pytest.approx(0.2 / 2**0.5)
+  assert two.gap_spread == pytest.approx(0.1 / 2**0.5)
+  assert data.gap_spread == 0 and math.isnan(four.gap_spread)
+
+
+def test_a_row_that_diverged():
+  losses = [*LOSSES]
+  losses[2] = math.inf
+  _, two, _ = found = rows(give(PARITY, losses))
+  assert two.loss == two.gap == math.inf
+  assert math.isnan(two.spread) and math.isnan(two.gap_spread)
+  assert '| inf | nan | +inf |  |' in tables.to_markdown(found)
 
 
 def test_rows_wait_for_all_their_runs():
@@ -101,11 +112,11 @@ def test_figures_and_curves_are_means():
 def test_markdown():
   lines = tables.to_markdown(rows(give(PARITY, LOSSES))).splitlines()
   assert lines == [
-    '| mode | M | lr | loss | spread | gap % | goodput |',
-    '| --- | --- | --- | --- | --- | --- | --- |',
-    '| data | 2 | 1 | 2.0000 | 0.0000 | +0.00 | 0.625 |',
-    '| ours | 2 | 1 | 2.1000 | 0.1414 | +5.00 | 0.625 |',
-    '| ours | 4 | 1 | 3.5000 | 0.7071 |  | 0.625 |',
+    '| mode | M | lr | loss | spread | gap % | ± | goodput |',
+    '| --- | --- | --- | --- | --- | --- | --- | --- |',
+    '| data | 2 | 1 | 2.0000 | 0.0000 | +0.00 | 0.00 | 0.625 |',
+    '| ours | 2 | 1 | 2.1000 | 0.1414 | +5.00 | 7.07 | 0.625 |',
+    '| ours | 4 | 1 | 3.5000 | 0.7071 |  |  | 0.625 |',
   ]
 
 
