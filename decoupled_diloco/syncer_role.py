@@ -151,6 +151,7 @@ def set_up_syncer(options: RunOptions) -> SyncerSetup:
       options.outer.gain, options.outer.momentum, options.outer.nesterov
     ),
     merge=options.outer.merge,
+    embedding_merge=options.outer.embedding_merge,
     wire=wire,
     num_learners=options.membership.num_learners,
   )

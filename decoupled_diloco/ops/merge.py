@@ -125,10 +125,10 @@ def merge_pieces(
   )
 
 
-def check_rule(rule: str) -> None:
+def check_rule(rule: str, name: str = 'merge') -> None:
   """Raises ValueError unless `rule` names a merge rule."""
   if rule not in _RULES:
-    raise ValueError(f'merge={rule!r} must be one of {", ".join(_RULES)}.')
+    raise ValueError(f'{name}={rule!r} must be one of {", ".join(_RULES)}.')
 
 
 def _merge_tree(

@@ -110,25 +110,30 @@ class FragmentOuter(NamedTuple):
 
 
 def fragment_outer(
-  tx: optax.GradientTransformation, merge: str, plan: FragmentPlan, p: int
+  tx: optax.GradientTransformation,
+  merge: str,
+  plan: FragmentPlan,
+  p: int,
+  embedding_merge: str = 'mean',
 ) -> FragmentOuter:
   """Merge and outer step of fragment `p`; both functions are jit-able.
 
-  Embeddings are merged by the weighted mean whatever `merge` says. If all
-  weights are zero, updates are zero and the state stays as it is.
+  If all weights are zero, updates are zero and the state stays as it is.
 
   Args:
     tx: the outer optimizer, any optax one.
     merge: 'rda' or 'mean'.
     plan: the fragments.
     p: which one.
+    embedding_merge: the same for embeddings; 'mean' as published.
 
   Raises:
     ValueError: unknown rule or fragment.
   """
   check_rule(merge)
+  check_rule(embedding_merge, 'embedding_merge')
   rules = tuple(
-    'mean' if piece.is_embedding else merge for piece in plan.pieces(p)
+    embedding_merge if piece.is_embedding else merge for piece in plan.pieces(p)
   )
 
   def init(values: PieceValues) -> Any:
@@ -169,7 +174,10 @@ class OuterState(NamedTuple):
 
 
 def outer_transform(
-  tx: optax.GradientTransformation, merge: str, plan: FragmentPlan
+  tx: optax.GradientTransformation,
+  merge: str,
+  plan: FragmentPlan,
+  embedding_merge: str = 'mean',
 ) -> optax.GradientTransformationExtraArgs:
   """The merge and outer step of all fragments, as one optax transform.
 
@@ -192,8 +200,9 @@ def outer_transform(
 
   Args:
     tx: the outer optimizer, any optax one.
-    merge: 'rda' or 'mean'; embeddings always take the mean.
+    merge: 'rda' or 'mean'.
     plan: made from parameters of this structure.
+    embedding_merge: the same for embeddings; 'mean' as published.
 
   Returns:
     A transform with `update(deltas, state, params, *, weights, fragment=None)`:
@@ -206,7 +215,8 @@ def outer_transform(
       fragment that does not exist.
   """
   steps = [
-    fragment_outer(tx, merge, plan, p) for p in range(plan.num_fragments)
+    fragment_outer(tx, merge, plan, p, embedding_merge)
+    for p in range(plan.num_fragments)
   ]
 
   def init(params: Params) -> OuterState:

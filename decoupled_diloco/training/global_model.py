@@ -41,19 +41,22 @@ class OuterOptions:
     gain: how far a persistent delta moves the parameters in the end,
       learning_rate / (1 - momentum): 2 to 3 at sync_every=24, less for more.
     momentum, nesterov: of `outer_optimizer`.
-    merge: 'rda' or 'mean'; embeddings always take the mean.
+    merge: 'rda' or 'mean'.
+    embedding_merge: the same for embeddings; 'mean' as published.
   """
 
   gain: float = 3.0
   momentum: float = 0.9
   nesterov: bool = True
   merge: str = 'rda'
+  embedding_merge: str = 'mean'
 
   def __post_init__(self):
     if not math.isfinite(self.gain):
       raise ValueError(f'gain={self.gain} must be finite; 2 to 3 is usual.')
     from_gain(self.gain, self.momentum, self.nesterov)
     check_rule(self.merge)
+    check_rule(self.embedding_merge, 'embedding_merge')
 
 
 class Merged(NamedTuple):
@@ -78,7 +81,7 @@ class GlobalModel:
     plan: the fragments.
     params: initial parameters; copied.
     tx: outer optimizer.
-    merge: 'rda' or 'mean'.
+    merge, embedding_merge: as in `OuterOptions`.
     wire: the codecs.
     num_learners: M, the most contributions that one merge can have.
   """
@@ -90,6 +93,7 @@ class GlobalModel:
     *,
     tx: optax.GradientTransformation,
     merge: str,
+    embedding_merge: str = 'mean',
     wire: WireFormat,
     num_learners: int,
   ):
@@ -107,7 +111,9 @@ class GlobalModel:
       )
       for p in fragments
     ]
-    outers = [fragment_outer(tx, merge, plan, p) for p in fragments]
+    outers = [
+      fragment_outer(tx, merge, plan, p, embedding_merge) for p in fragments
+    ]
     self._outer_states = [
       outer.init(values)
       for outer, values in zip(outers, self._values, strict=True)

@@ -79,6 +79,7 @@ class ArrayWork:
       self.initial,
       tx=from_gain(outer.gain, outer.momentum, outer.nesterov),
       merge=outer.merge,
+      embedding_merge=outer.embedding_merge,
       wire=self._wire,
       num_learners=M,
     )

@@ -81,11 +81,18 @@ def test_gain_is_how_far_a_persistent_delta_carries():
   assert_allclose(params, -2.5, rtol=1e-5)
 
 
-@pytest.mark.parametrize('merge', ['rda', 'mean'])
-def test_rounds_of_fragments_equal_nesterov_on_the_merged_deltas(merge):
+@pytest.mark.parametrize(
+  ('merge', 'embedding_merge'),
+  [('rda', 'mean'), ('rda', 'rda'), ('mean', 'mean'), ('mean', 'rda')],
+)
+def test_rounds_of_fragments_equal_nesterov_on_the_merged_deltas(
+  merge, embedding_merge
+):
   params = make_params()
   plan = fragment(params, 4)
-  outer = outer_transform(outer_optimizer(0.4, 0.9), merge=merge, plan=plan)
+  outer = outer_transform(
+    outer_optimizer(0.4, 0.9), merge, plan, embedding_merge
+  )
   update = jax.jit(outer.update, static_argnames='fragment')
   state = outer.init(params)
 
@@ -101,7 +108,8 @@ def test_rounds_of_fragments_equal_nesterov_on_the_merged_deltas(merge):
     params = optax.apply_updates(params, updates)
 
     stacked = plan.take_stacked(deltas, p)
-    rule = weighted_mean if merge == 'mean' or p == 3 else radial_directional
+    rules = {'mean': weighted_mean, 'rda': radial_directional}
+    rule = rules[embedding_merge if p == 3 else merge]
     assert plan.is_embedding(p) == (p == 3)
     steps, states[p] = reference.update(rule(stacked, weights), states[p])
     values[p] = optax.apply_updates(values[p], steps)
@@ -262,6 +270,8 @@ def test_errors_give_rule_value_and_fix():
   plan = fragment(params, 4)
   with pytest.raises(ValueError, match="merge='median' must be one of"):
     outer_transform(optax.sgd(1.0), 'median', plan)
+  with pytest.raises(ValueError, match='embedding_merge'):
+    outer_transform(optax.sgd(1.0), 'rda', plan, 'median')
   with pytest.raises(ValueError, match=r'learning_rate=-1\.0'):
     outer_optimizer(learning_rate=-1.0)
   with pytest.raises(ValueError, match=r'momentum=1\.0'):
