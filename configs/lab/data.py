@@ -4,7 +4,7 @@
 
 Four learners share 2.5M bytes: all of them Shakespeare's plays and Python
 sources, or two of them the one and two the other. The held-out text is both.
-12 runs of half a minute: five minutes on two cores (an estimate).
+12 runs of half a minute.
 """
 
 from decoupled_diloco.lab import runs, study

@@ -23,8 +23,8 @@ def save(
     rows: of the table.
     path: of the file.
     title: above the picture.
-    plot: `x`, a factor, or 'tokens' for curves over merged tokens; `y`, 'loss'
-      or a figure; `lines`, the factor that has a line per value ('' for one
+    plot: `x`, a factor, or 'tokens' for curves over merged tokens (rows without
+      that factor are drawn as lines from end to end); `y`, 'loss' or a figure; `lines`, the factor that has a line per value ('' for one
       line in all); `log_x`.
 
   Raises:
@@ -78,12 +78,16 @@ def _draw_factors(
       )
   by_line: dict[Any, list[Row]] = {}
   for row in rows:
-    by_line.setdefault(row.factors.get(lines), []).append(row)
-  positions = list(dict.fromkeys(row.factors.get(x) for row in rows))
+    if x in row.factors:
+      by_line.setdefault(row.factors.get(lines), []).append(row)
+    else:
+      axes.axhline(row.loss, ls='--', lw=1.2, color='gray', label=row.name)
+  placed = [row for row in rows if x in row.factors]
+  positions = list(dict.fromkeys(row.factors[x] for row in placed))
   is_numeric = all(isinstance(value, int | float) for value in positions)
   for index, (value, members) in enumerate(by_line.items()):
     at = [
-      row.factors.get(x) if is_numeric else positions.index(row.factors.get(x))
+      row.factors[x] if is_numeric else positions.index(row.factors[x])
       for row in members
     ]
     heights = [
