@@ -2,8 +2,8 @@
 
   scripts/run python -m decoupled_diloco.lab --config=configs/lab/outer.py
 
-Four learners share 2.5M bytes of Python sources. 180 runs of half a minute. With
---config.seeds='(0,)' a first look in a third of the time.
+Four learners share 2.5M bytes of Python sources. 180 runs of half a minute.
+With --config.seeds='(0,)' a first look in a third of the time.
 """
 
 from decoupled_diloco.lab import runs, study

@@ -24,8 +24,8 @@ def save(
     path: of the file.
     title: above the picture.
     plot: `x`, a factor, or 'tokens' for curves over merged tokens (rows without
-      that factor are drawn as lines from end to end); `y`, 'loss' or a figure; `lines`, the factor that has a line per value ('' for one
-      line in all); `log_x`.
+      that factor are lines from end to end); `y`, 'loss' or a figure; `lines`,
+      the factor that has a line per value ('' for one line in all); `log_x`.
 
   Raises:
     ValueError: if x or lines is no factor.

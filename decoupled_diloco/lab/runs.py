@@ -28,6 +28,8 @@ def small_run() -> Any:
   run.schedule.sync_every = 24
   run.schedule.num_fragments = 6
   run.inner.learning_rate = 8e-3
+  # A learner's momentum goes on pushing its own way after it has adopted.
+  run.inner.b1 = 0.7
   # For 50 to 100 outer steps per fragment; with momentum 0.9, which looks back
   # on ten, the end of so short a run lags behind its learners.
   run.outer.gain = 2.5
