@@ -22,6 +22,7 @@ from decoupled_diloco.data.image_source import (
 from decoupled_diloco.data.indexed import (
   Batch,
   IndexedIterator,
+  spread_batches,
   stack_batches,
 )
 
@@ -191,9 +192,7 @@ def held_out_image_batches(
       f'{needed} held-out images, and there are {available}; lower num_batches '
       f'or raise held_out_fraction={options.held_out_fraction}.'
     )
-  spread = np.arange(needed) * available // needed
-  # Column by column, so that every batch reaches over all images.
-  indices = spread.reshape(options.batch_size, num_batches).T
+  indices = spread_batches(available, num_batches, options.batch_size)
   return {
     'image': images.held_out[indices],
     'label': images.held_out_labels[indices],

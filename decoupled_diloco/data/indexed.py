@@ -7,7 +7,7 @@ exactly, so a state is small and can be kept in any snapshot.
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 
 Batch = dict[str, Shaped[np.ndarray, '...']]
 
@@ -42,6 +42,22 @@ def stack_batches(
     )
   found = [batches.batch(position + step) for step in range(num_steps)]
   return {name: np.stack([batch[name] for batch in found]) for name in found[0]}
+
+
+def spread_batches(
+  available: int, num_batches: int, batch_size: int
+) -> Int[np.ndarray, 'batch example']:
+  """Indices of batches that lie evenly over what is there, each of them too.
+
+  Args:
+    available: how many examples there are, at least those of all batches.
+    num_batches: how many batches.
+    batch_size: examples in each; none occurs twice.
+  """
+  needed = num_batches * batch_size
+  spread = np.arange(needed) * available // needed
+  # Column by column, so that every batch reaches over all examples.
+  return spread.reshape(batch_size, num_batches).T
 
 
 class IndexedIterator:

@@ -19,7 +19,11 @@ import numpy as np
 from jaxtyping import Int32, Integer
 
 from decoupled_diloco.data.corpus import Corpus, TextOptions, open_corpus
-from decoupled_diloco.data.indexed import IndexedIterator, stack_batches
+from decoupled_diloco.data.indexed import (
+  IndexedIterator,
+  spread_batches,
+  stack_batches,
+)
 
 # grain's index shuffle computes in 32 bits.
 _MAX_WINDOWS = 2**32 - 1
@@ -197,9 +201,7 @@ def held_out_batches(
       'more text, lower num_batches, or raise held_out_fraction='
       f'{options.held_out_fraction}.'
     )
-  spread = np.arange(needed) * len(windows) // needed
-  # Column by column, so that every batch reaches over the whole text.
-  indices = spread.reshape(options.batch_size, num_batches).T
+  indices = spread_batches(len(windows), num_batches, options.batch_size)
   return {'tokens': windows[indices].astype(np.int32)}
 
 
