@@ -18,6 +18,7 @@ merged, otherwise the rounds.
 """
 
 import dataclasses
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -139,11 +140,20 @@ def _fields(section: str) -> list[dataclasses.Field[Any]]:
 
 def _default(field: dataclasses.Field[Any]) -> Any:
   if field.default is None:
-    # A field that may be None has no type of its own to check yet.
-    return config_dict.placeholder(object)
+    # ConfigDict checks the type that the field has when it is not None.
+    return config_dict.placeholder(_without_none(field.type))
   if field.default is not dataclasses.MISSING:
     return field.default
   return field.default_factory()  # pyright: ignore[reportCallIssue]
+
+
+def _without_none(type_: Any) -> Any:
+  """float for float | None; a type that is no such union as it is."""
+  members = {*typing.get_args(type_)}
+  if type(None) not in members:
+    return type_
+  [member, *others] = members - {type(None)}
+  return object if others else member
 
 
 def _build(raw: Mapping[str, Any]) -> RunOptions:
@@ -204,10 +214,12 @@ def _check_type(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
 
   The fields of a ConfigDict check themselves, but those of overrides do not.
   """
-  wanted: Any = field.type
+  if value is None and field.default is None:
+    return
+  wanted: Any = _without_none(field.type)
   rule = _TYPES.get(wanted)
   if rule is None:
-    return  # Tuples, choices and what may be None.
+    return  # Tuples and choices.
   is_right = isinstance(value, (int, float) if wanted is float else wanted)
   if not is_right or (isinstance(value, bool) and wanted is not bool):
     raise ValueError(

@@ -13,7 +13,6 @@ import numpy as np
 from decoupled_diloco import building, measuring, stopping, tasks
 from decoupled_diloco.observe.tape import TapeHeader, TapeWriter
 from decoupled_diloco.ops import payloads
-from decoupled_diloco.ops.outer import from_gain
 from decoupled_diloco.protocol.syncer_state import (
   SyncerOptions,
   SyncerState,
@@ -147,9 +146,7 @@ def set_up_syncer(options: RunOptions) -> SyncerSetup:
   model = GlobalModel(
     plan,
     initial,
-    tx=from_gain(
-      options.outer.gain, options.outer.momentum, options.outer.nesterov
-    ),
+    tx=options.outer.optimizer(options.budget.outer_steps(options.schedule)),
     merge=options.outer.merge,
     embedding_merge=options.outer.embedding_merge,
     wire=wire,

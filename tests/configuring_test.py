@@ -146,6 +146,18 @@ def test_overrides_that_cannot_be(config, changes, says):
       configuring.options_of(config, learner)
 
 
+def test_fields_that_may_be_none_have_a_type_otherwise(config):
+  assert config.outer.gain is None
+  config.outer.gain = 2
+  assert configuring.options_of(config).outer.gain == 2.0
+  with pytest.raises(TypeError):
+    config.outer.gain = 'much'
+  with config.outer.ignore_type():
+    config.outer.gain = 'much'
+  with pytest.raises(ValueError, match=r"outer.gain='much' must be a number"):
+    configuring.options_of(config)
+
+
 # What both ends of a connection, or all learners, must agree on; or what no
 # learner ever looks at.
 EVERYWHERE_EQUAL = (

@@ -88,6 +88,34 @@ def from_gain(
   return outer_optimizer(gain * (1 - momentum), momentum, nesterov)
 
 
+def suited_gain(momentum: float) -> float:
+  """The largest gain that leaves directions calm that learners settle in.
+
+  In a steep direction a learner reaches the bottom between two
+  synchronisations, so that its delta is all that is left to go, and the outer
+  step of learning_rate * (1 + momentum) with which Nesterov's momentum answers
+  at once must not go further. The gain that makes it 0.9 is what was best in
+  the quality lab, whatever the momentum.
+
+  Raises:
+    ValueError: a momentum outside [0, 1).
+  """
+  _check_momentum(momentum)
+  return 0.9 / (1 - momentum**2)
+
+
+def suited_momentum(outer_steps: float) -> float:
+  """The momentum for so many outer steps per fragment, in [0, 0.9].
+
+  The longer it looks back the faster flat directions are crossed, and the later
+  the run's end is heard of. Its horizon 1 / (1 - momentum) is taken as
+  outer_steps^(2/3) / 4 (measured: about 2 for 25 outer steps, 3.3 for 50, 5 for
+  100), at most the published 10.
+  """
+  horizon = max(max(outer_steps, 0.0) ** (2 / 3) / 4, 1.0)
+  return min(1 - 1 / horizon, 0.9)
+
+
 def _check_momentum(momentum: float) -> None:
   if not 0 <= momentum < 1:
     raise ValueError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -51,6 +52,11 @@ class BudgetOptions:
     """The run's inner steps, as the schedule counts them; 0: no limit."""
     tokens = float(self.merged_tokens)
     return schedule.global_step_of(self.rounds, tokens)
+
+  def outer_steps(self, schedule: ScheduleOptions) -> float:
+    """How often each fragment is merged in the run, if nothing is lost."""
+    steps = self.steps(schedule)
+    return steps / schedule.sync_every if steps else math.inf
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -23,7 +23,12 @@ from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.array_types import Params, PieceValues
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.ops.merge import check_rule
-from decoupled_diloco.ops.outer import fragment_outer, from_gain
+from decoupled_diloco.ops.outer import (
+  fragment_outer,
+  from_gain,
+  suited_gain,
+  suited_momentum,
+)
 from decoupled_diloco.training.wire_format import (
   WireFormat,
   apply_update,
@@ -39,24 +44,33 @@ class OuterOptions:
 
   Attributes:
     gain: how far a persistent delta moves the parameters in the end,
-      learning_rate / (1 - momentum): 2 to 3 at sync_every=24, less for more.
-    momentum, nesterov: of `outer_optimizer`.
+      learning_rate / (1 - momentum); None: `ops.outer.suited_gain`.
+    momentum: of `outer_optimizer`; None: `ops.outer.suited_momentum`.
+    nesterov: of `outer_optimizer`.
     merge: 'rda' or 'mean'.
     embedding_merge: the same for embeddings; 'mean' as published.
   """
 
-  gain: float = 3.0
-  momentum: float = 0.9
+  gain: float | None = None
+  momentum: float | None = None
   nesterov: bool = True
   merge: str = 'rda'
   embedding_merge: str = 'mean'
 
   def __post_init__(self):
-    if not math.isfinite(self.gain):
+    if self.gain is not None and not math.isfinite(self.gain):
       raise ValueError(f'gain={self.gain} must be finite; 2 to 3 is usual.')
-    from_gain(self.gain, self.momentum, self.nesterov)
+    self.optimizer(outer_steps=100.0)
     check_rule(self.merge)
     check_rule(self.embedding_merge, 'embedding_merge')
+
+  def optimizer(self, outer_steps: float) -> optax.GradientTransformation:
+    """The outer optimizer of a run with so many outer steps per fragment."""
+    momentum = self.momentum
+    if momentum is None:
+      momentum = suited_momentum(outer_steps)
+    gain = suited_gain(momentum) if self.gain is None else self.gain
+    return from_gain(gain, momentum, self.nesterov)
 
 
 class Merged(NamedTuple):

@@ -14,7 +14,6 @@ import jax
 
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.array_types import PieceValues
-from decoupled_diloco.ops.outer import from_gain
 from decoupled_diloco.protocol.effects import Merge
 from decoupled_diloco.protocol.messages import Contribution, Publication
 from decoupled_diloco.simulate.work import Payload
@@ -77,7 +76,7 @@ class ArrayWork:
     self.model = GlobalModel(
       setup.plan,
       self.initial,
-      tx=from_gain(outer.gain, outer.momentum, outer.nesterov),
+      tx=outer.optimizer(setup.syncer.budget.outer_steps(schedule)),
       merge=outer.merge,
       embedding_merge=outer.embedding_merge,
       wire=self._wire,

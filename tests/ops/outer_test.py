@@ -16,6 +16,8 @@ from decoupled_diloco.ops.outer import (
   from_gain,
   outer_optimizer,
   outer_transform,
+  suited_gain,
+  suited_momentum,
 )
 
 LEARNERS = 3
@@ -249,6 +251,35 @@ def test_tied_leaves_are_updated_once_and_alike():
   )
   assert_array_equal(updates['embed'], -np.ones((2, 2)))
   assert_array_equal(updates['head'], -np.ones((2, 2)))
+
+
+@pytest.mark.parametrize(
+  ('outer_steps', 'momentum', 'gain'),
+  [
+    (0, 0.0, 0.9),
+    (8, 0.0, 0.9),
+    (64, 0.75, 0.9 / (1 - 0.5625)),  # 64^(2/3) / 4 = 4
+    (10_000, 0.9, 0.9 / 0.19),
+    (np.inf, 0.9, 0.9 / 0.19),
+  ],
+)
+def test_what_suits_a_number_of_outer_steps(outer_steps, momentum, gain):
+  found = suited_momentum(outer_steps)
+  assert found == pytest.approx(momentum)
+  assert suited_gain(found) == pytest.approx(gain)
+
+
+@pytest.mark.parametrize('momentum', [0.0, 0.5, 0.9])
+def test_the_suited_gain_does_not_overshoot_where_learners_settle(momentum):
+  tx = from_gain(suited_gain(momentum), momentum)
+  value, state = jnp.array(1.0), tx.init(jnp.array(1.0))
+  for step in range(200):
+    # Learners end at 0, so that the delta is the value itself.
+    updates, state = tx.update(value, state)
+    value = value + updates
+    if step == 0:
+      assert float(value) == pytest.approx(0.1)
+  assert abs(float(value)) < 1e-3
 
 
 def test_the_syncer_gets_the_merged_delta_too():
