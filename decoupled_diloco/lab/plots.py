@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from decoupled_diloco.lab.study import in_words
 from decoupled_diloco.lab.tables import Row
 
 # Distinguishable also without colour.
@@ -25,26 +26,44 @@ def save(
     title: above the picture.
     plot: `x`, a factor, or 'tokens' for curves over merged tokens (rows without
       that factor are lines from end to end); `y`, 'loss' or a figure; `lines`,
-      the factor that has a line per value ('' for one line in all); `log_x`.
+      the factor that has a line per value ('' for one line in all); `panels`,
+      the factor that has a picture of its own per value ('' for one in all);
+      `log_x`.
 
   Raises:
-    ValueError: if x or lines is no factor.
+    ValueError: if x, lines or panels is no factor.
     ImportError: without matplotlib; it comes with the extra `lab`.
   """
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(7, 4.5), layout='constrained')
+  names = [plot['lines'], plot['panels']]
+  if plot['x'] != 'tokens':
+    names.append(plot['x'])
+  for name in filter(None, names):
+    if not any(name in row.factors for row in rows):
+      raise ValueError(
+        f'plot names {name!r}, which is no factor of the study; there are '
+        f'{", ".join(rows[0].factors)}.'
+      )
+  by_panel: dict[Any, list[Row]] = {}
+  for row in rows:
+    by_panel.setdefault(row.factors.get(plot['panels']), []).append(row)
+  figure = Figure(figsize=(3 + 4 * len(by_panel), 4.5), layout='constrained')
   FigureCanvasAgg(figure)
-  axes = figure.subplots()
-  if plot['x'] == 'tokens':
-    _draw_curves(axes, rows)
-  else:
-    _draw_factors(axes, rows, plot)
-  axes.set_title(title)
-  axes.grid(alpha=0.3)
-  if axes.get_legend_handles_labels()[0]:
-    axes.legend(fontsize='small')
+  [panels] = figure.subplots(1, len(by_panel), sharey=True, squeeze=False)
+  for axes, (value, members) in zip(panels, by_panel.items(), strict=True):
+    if plot['x'] == 'tokens':
+      _draw_curves(axes, members)
+    else:
+      _draw_factors(axes, members, plot)
+    if plot['panels']:
+      axes.set_title(f'{plot["panels"]}={value}')
+    axes.grid(alpha=0.3)
+    axes.label_outer()
+  if panels[0].get_legend_handles_labels()[0]:
+    panels[0].legend(fontsize='small')
+  figure.suptitle(title)
   figure.savefig(path, dpi=150)
 
 
@@ -70,18 +89,20 @@ def _draw_factors(
   axes: Any, rows: Sequence[Row], plot: Mapping[str, Any]
 ) -> None:
   x, y, lines = plot['x'], plot['y'], plot['lines']
-  for name in filter(None, (x, lines)):
-    if not any(name in row.factors for row in rows):
-      raise ValueError(
-        f'plot names {name!r}, which is no factor of the study; there are '
-        f'{", ".join(rows[0].factors)}.'
-      )
   by_line: dict[Any, list[Row]] = {}
   for row in rows:
     if x in row.factors:
       by_line.setdefault(row.factors.get(lines), []).append(row)
     else:
-      axes.axhline(row.loss, ls='--', lw=1.2, color='gray', label=row.name)
+      # A panel's legend is that of all.
+      factors = {
+        name: value
+        for name, value in row.factors.items()
+        if name != plot['panels']
+      }
+      axes.axhline(
+        row.loss, ls='--', lw=1.2, color='gray', label=in_words(factors)
+      )
   placed = [row for row in rows if x in row.factors]
   positions = list(dict.fromkeys(row.factors[x] for row in placed))
   is_numeric = all(isinstance(value, int | float) for value in positions)

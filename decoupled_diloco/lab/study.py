@@ -95,7 +95,7 @@ def default_study(name: str) -> Any:
     reference: factors of the row to which the others' losses are compared, as
       a dict; those named in `reference_by` are taken from the row itself.
     reference_by: factors by which rows and their reference go together.
-    plot: what the plot shows: x, y, and lines, each a factor or a column.
+    plot: what the plot shows: see `plots.save`.
     processes: runs at a time; 0 for one per core.
   """
   config: Any = ml_collections.ConfigDict(
@@ -107,7 +107,7 @@ def default_study(name: str) -> Any:
       'variants': (),
       'reference': ml_collections.ConfigDict(),
       'reference_by': (),
-      'plot': {'x': '', 'y': 'loss', 'lines': '', 'log_x': False},
+      'plot': {'x': '', 'y': 'loss', 'lines': '', 'panels': '', 'log_x': False},
       'processes': 0,
     }
   )

@@ -131,9 +131,9 @@ def test_csv_has_every_seed():
 @pytest.mark.parametrize(
   'plot',
   [
-    {'x': 'M', 'y': 'loss', 'lines': 'mode', 'log_x': True},
-    {'x': 'mode', 'y': 'goodput', 'lines': '', 'log_x': False},
-    {'x': 'tokens', 'y': 'loss', 'lines': '', 'log_x': False},
+    {'x': 'M', 'y': 'loss', 'lines': 'mode', 'panels': '', 'log_x': True},
+    {'x': 'mode', 'y': 'goodput', 'lines': '', 'panels': '', 'log_x': False},
+    {'x': 'tokens', 'y': 'loss', 'lines': '', 'panels': '', 'log_x': False},
   ],
 )
 def test_plots_are_pictures(tmp_path, plot):
@@ -146,14 +146,16 @@ def test_plots_are_pictures(tmp_path, plot):
 def test_a_row_without_the_factor_of_the_plot_is_a_line(tmp_path):
   cells = make_cells([({'mode': 'data'}, {}), ({'mode': 'ours', 'M': 4}, {})])
   found = tables.rows_of(cells, give(cells, [2.0] * 4), reference={})
-  plot = {'x': 'M', 'y': 'loss', 'lines': 'mode', 'log_x': True}
+  plot = {'x': 'M', 'y': 'loss', 'lines': 'mode', 'panels': '', 'log_x': True}
+  plots.save(found, tmp_path / 'x.png', title='', plot=plot)
+  plot['panels'] = 'mode'
   plots.save(found, tmp_path / 'x.png', title='', plot=plot)
   with pytest.raises(ValueError, match="names 'H'"):
     plots.save(found, tmp_path / 'x.png', title='', plot={**plot, 'x': 'H'})
 
 
 def test_a_plot_of_what_is_not_there(tmp_path):
-  plot = {'x': 'H', 'y': 'loss', 'lines': '', 'log_x': False}
+  plot = {'x': 'H', 'y': 'loss', 'lines': '', 'panels': '', 'log_x': False}
   with pytest.raises(ValueError, match=r"'H', which is no factor .* mode, M"):
     plots.save(
       rows(give(PARITY, LOSSES)), tmp_path / 'x.png', title='', plot=plot
