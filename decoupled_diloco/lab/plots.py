@@ -1,14 +1,38 @@
 """A study's rows as a picture."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from decoupled_diloco.lab.study import in_words
-from decoupled_diloco.lab.tables import Row
+from decoupled_diloco.lab.tables import FIGURES, Row
 
 # Distinguishable also without colour.
 _MARKERS = 'osD^vPX*<>'
+
+
+def check(plot: Mapping[str, Any], factors: Collection[str]) -> None:
+  """Finds out before any run whether a plot can be drawn.
+
+  Args:
+    plot: see `save`.
+    factors: of all rows of the study.
+
+  Raises:
+    ValueError: if x, lines or panels is no factor, or y no figure.
+  """
+  for field in ('x', 'lines', 'panels'):
+    name = plot[field]
+    is_curve = field == 'x' and name == 'tokens'
+    if name and not is_curve and name not in factors:
+      raise ValueError(
+        f'config.plot.{field}={name!r} must be a factor of the study: '
+        f'{", ".join(factors)}.'
+      )
+  if plot['y'] not in ('loss', *FIGURES):
+    raise ValueError(
+      f'config.plot.y={plot["y"]!r} must be one of loss, {", ".join(FIGURES)}.'
+    )
 
 
 def save(
@@ -31,21 +55,11 @@ def save(
       `log_x`.
 
   Raises:
-    ValueError: if x, lines or panels is no factor.
     ImportError: without matplotlib; it comes with the extra `lab`.
   """
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
-  names = [plot['lines'], plot['panels']]
-  if plot['x'] != 'tokens':
-    names.append(plot['x'])
-  for name in filter(None, names):
-    if not any(name in row.factors for row in rows):
-      raise ValueError(
-        f'plot names {name!r}, which is no factor of the study; there are '
-        f'{", ".join(rows[0].factors)}.'
-      )
   by_panel: dict[Any, list[Row]] = {}
   for row in rows:
     by_panel.setdefault(row.factors.get(plot['panels']), []).append(row)

@@ -22,7 +22,8 @@ class Study:
     config: from `study.default_study`.
 
   Raises:
-    ValueError: if a run of the study has a config that is not right.
+    ValueError: if a run of the study has a config that is not right, or the
+      plot cannot be drawn.
     OSError: if the folder cannot be written.
   """
 
@@ -34,6 +35,8 @@ class Study:
         run_config.options_of(cell.run)
       except ValueError as error:
         raise ValueError(f'Variant {cell.variant.name!r}: {error}') from error
+    factors = [name for cell in self._cells for name in cell.variant.factors]
+    plots.check(config.plot.to_dict(), dict.fromkeys(factors))
     self.workdir = pathlib.Path(config.workdir)
     self.workdir.mkdir(parents=True, exist_ok=True)
     self._results = Results(self.workdir / 'results.jsonl')
