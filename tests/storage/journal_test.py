@@ -204,7 +204,7 @@ def test_a_journal_has_one_owner(folder):
 
 
 class Failing(Disk):
-  """Refuses one kind of operation, after so many bytes of a write."""
+  """Refuses one kind of operation; writes, when the room is used up."""
 
   def __init__(self, operation, room=0):
     self.operation = operation
@@ -213,9 +213,12 @@ class Failing(Disk):
   def write(self, file, offset, data):
     """Full in the middle."""
     if self.operation == 'write':
-      super().write(file, offset, data[: self.room])
-      raise OSError(errno.ENOSPC, 'No space left on device')
-    super().write(file, offset, data)
+      room, self.room = self.room, max(self.room - len(data), 0)
+      super().write(file, offset, data[:room])
+      if room < len(data):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    else:
+      super().write(file, offset, data)
 
   def sync(self, file):
     """The drive is dying."""
@@ -239,18 +242,20 @@ def failing(folder, operation, room=0):
   return journal, disk
 
 
-@pytest.mark.parametrize('room', [0, 5, 24, 27])
+@pytest.mark.parametrize('room', [0, 5, 24, 35])
 def test_a_full_disk_leaves_the_journal_as_it_was(folder, room):
   journal, disk = failing(folder, 'write', room)
   for _ in range(2):
     with pytest.raises(OSError, match='No space left'):
       journal.append(b'does not fit')
+    disk.room = room
   assert payloads_of(journal) == PAYLOADS
   disk.operation = ''
   journal.append(b'fits')
   journal.close()
   journal = Journal(folder, OWNER)
   assert payloads_of(journal) == [*PAYLOADS, b'fits']
+  assert journal.cut is None
   journal.close()
 
 
