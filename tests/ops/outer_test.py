@@ -272,11 +272,12 @@ def test_what_suits_a_number_of_outer_steps(outer_steps, momentum, gain):
 @pytest.mark.parametrize('momentum', [0.0, 0.5, 0.9])
 def test_the_suited_gain_does_not_overshoot_where_learners_settle(momentum):
   tx = from_gain(suited_gain(momentum), momentum)
-  value, state = jnp.array(1.0), tx.init(jnp.array(1.0))
+  value: Any = jnp.array(1.0)
+  state = tx.init(value)
   for step in range(200):
     # Learners end at 0, so that the delta is the value itself.
     updates, state = tx.update(value, state)
-    value = value + updates
+    value = optax.apply_updates(value, updates)
     if step == 0:
       assert float(value) == pytest.approx(0.1)
   assert abs(float(value)) < 1e-3
