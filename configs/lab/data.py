@@ -4,7 +4,7 @@
 
 Four learners share 2.5M bytes: all of them Shakespeare's plays and Python
 sources, or two of them the one and two the other. The held-out text is both.
-12 runs of half a minute.
+12 runs of 35 s: four minutes on two cores.
 """
 
 from decoupled_diloco.lab import runs, study
