@@ -3,11 +3,10 @@
   scripts/run python -m decoupled_diloco.lab --config=configs/lab/scavenging.py
 
 Two learners alone, and with 2 or 6 more (+100 %, +300 %) that join when a
-quarter of the tokens is merged and leave when three quarters are. All runs end
-at 2.5M merged tokens, so compare the virtual seconds until then, and the
-losses. The least that is possible is 0.75 and 0.62 of the time, which is what
-the paper measured. 9 runs of 50 s: four minutes on two
-cores.
+quarter of the tokens is processed and leave when three quarters are. All runs
+end at 2.5M merged tokens, so compare the virtual seconds until then, and the
+losses. If everything were merged, it would take 0.75 and 0.62 of the time,
+which is what the paper measured. 9 runs of 50 s: four minutes on two cores.
 """
 
 from decoupled_diloco.lab import runs, study
