@@ -128,12 +128,18 @@ class FragmentOuter(NamedTuple):
 
   Attributes:
     init: `values -> state`, of values in piece order.
-    update: `(stacked_values, state, values, weights) -> (updates, state,
-      merged)`; stacked values have a leading learner axis. Updates have the
-      dtypes of the values; state and merged deltas are float32.
+    merge: `(stacked_values, weights) -> merged`; stacked values have a leading
+      learner axis. Merged deltas are float32, as the state is.
+    step: `(merged, state, values) -> (updates, state)`. Updates have the dtypes
+      of the values.
+    update: both, `(stacked_values, state, values, weights) -> (updates, state,
+      merged)`. If all weights are zero, updates are zero and the state stays as
+      it is.
   """
 
   init: Callable[[PieceValues], Any]
+  merge: Callable[..., PieceValues]
+  step: Callable[..., tuple[PieceValues, Any]]
   update: Callable[..., tuple[PieceValues, Any, PieceValues]]
 
 
@@ -144,9 +150,7 @@ def fragment_outer(
   p: int,
   embedding_merge: str = 'mean',
 ) -> FragmentOuter:
-  """Merge and outer step of fragment `p`; both functions are jit-able.
-
-  If all weights are zero, updates are zero and the state stays as it is.
+  """Merge and outer step of fragment `p`; all its functions are jit-able.
 
   Args:
     tx: the outer optimizer, any optax one.
@@ -167,27 +171,39 @@ def fragment_outer(
   def init(values: PieceValues) -> Any:
     return tx.init(_as_float32(values))
 
+  def merge_learners(
+    stacked_values: Sequence[StackedLeaf], weights: Weights
+  ) -> PieceValues:
+    return merge_pieces(stacked_values, weights, rules)
+
+  def step(
+    merged: PieceValues, state: Any, values: PieceValues
+  ) -> tuple[PieceValues, Any]:
+    steps: Any
+    steps, state = tx.update(merged, state, _as_float32(values))
+    updates = tuple(
+      step.astype(value.dtype)
+      for step, value in zip(steps, values, strict=True)
+    )
+    return updates, state
+
   def update(
     stacked_values: Sequence[StackedLeaf],
     state: Any,
     values: PieceValues,
     weights: Weights,
   ) -> tuple[PieceValues, Any, PieceValues]:
-    merged = merge_pieces(stacked_values, weights, rules)
-    steps: Any
-    steps, new_state = tx.update(merged, state, _as_float32(values))
+    merged = merge_learners(stacked_values, weights)
+    updates, new_state = step(merged, state, values)
     anybody = jnp.any(jnp.asarray(weights) > 0)
-    updates = tuple(
-      jnp.where(anybody, step, 0).astype(value.dtype)
-      for step, value in zip(steps, values, strict=True)
-    )
+    updates = tuple(jnp.where(anybody, update, 0) for update in updates)
     # Momentum decays with merges, not with rounds in which nobody was there.
     new_state = jax.tree.map(
       lambda new, old: jnp.where(anybody, new, old), new_state, state
     )
     return updates, new_state, merged
 
-  return FragmentOuter(init, update)
+  return FragmentOuter(init, merge_learners, step, update)
 
 
 def _as_float32(values: Sequence[Leaf]) -> PieceValues:

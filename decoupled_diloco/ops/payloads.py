@@ -55,6 +55,11 @@ def encoded_nbytes(codec: Codec, shapes: ShapeTree) -> int:
 
 def to_bytes(encoded: Any) -> bytes:
   """The payload of a pytree of `Encoded`, fetched from the device at once."""
+  return b''.join(to_views(encoded))
+
+
+def to_views(encoded: Any) -> list[memoryview]:
+  """The parts of `to_bytes`, not put together: copies only what it must."""
   arrays = []
   for piece in jax.tree.leaves(encoded, is_leaf=is_encoded):
     arrays += [piece.codes, piece.scales]
@@ -63,7 +68,7 @@ def to_bytes(encoded: Any) -> bytes:
     # arrays need none, and with many small ones it is this that takes time.)
     if isinstance(array, jax.Array) and not _is_on_cpu(array):
       array.copy_to_host_async()
-  return b''.join([_little_endian(np.asarray(array)) for array in arrays])
+  return [_little_endian(np.asarray(array)) for array in arrays]
 
 
 def from_bytes(

@@ -103,6 +103,8 @@ def close(state: SyncerState, now: float) -> SyncerState:
   if state.phase is not Phase.DRAINING:
     return state
   is_over = now >= state.drain_until
+  if not is_over and state.awaits_return(now):
+    return state
   for number in sorted(state.drain_open):
     round_ = state.rounds.get(number)
     contributors = round_.contributors if round_ else frozenset()

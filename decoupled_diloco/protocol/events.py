@@ -9,6 +9,7 @@ import dataclasses
 from typing import TypeAlias
 
 from decoupled_diloco.protocol.messages import Message
+from decoupled_diloco.protocol.syncer_state import SyncerState
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,6 +84,24 @@ class Saved:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Restarted:
+  """The syncer's shell has restored the run from what was durable.
+
+  Attributes:
+    life: how often the syncer of this run was started, this time included.
+    state: what the machine remembered when the last merge that is durable
+      began; None if none is.
+    merged: rounds that were still being merged then, but whose merges are
+      durable as well; in their order.
+  """
+
+  now: float
+  life: int
+  state: SyncerState | None
+  merged: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StopRequested:
   """Somebody wants the run to drain and end now."""
 
@@ -126,6 +145,7 @@ Event: TypeAlias = (
   | TimePassed
   | MergeDone
   | Saved
+  | Restarted
   | StopRequested
   | Compiled
   | ScanEnded

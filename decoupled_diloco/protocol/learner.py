@@ -139,26 +139,40 @@ def _enter(
   ledgers = []
   for fragment, ledger in enumerate(state.ledgers):
     flight = ledger.flight
-    if flight and flight.round > welcome.last_round:
+    if flight and not _has_arrived(flight.round, fragment, welcome):
       effects.append(Forget(flight.round, fragment))
       ledger = ledger._replace(flight=None)
     ledgers.append(ledger)
+  if welcome.drain_first < 0 and state.drain_first is not None:
+    # The drain began in a life of the syncer that has left no trace of it.
+    state = state._replace(phase=Phase.WAITING, drain_first=None, leave_at=None)
   state = state._replace(
     is_connected=True,
     is_announced=False,
     has_said_farewell=False,
     incarnation=welcome.incarnation,
     run_id=welcome.run_id,
-    newest_round=max(state.newest_round, welcome.round),
+    # Not the newest one that it has heard of: a syncer that was killed goes on
+    # with the rounds that were merged.
+    newest_round=welcome.round,
     last_round=welcome.last_round,
     total_steps=max(state.total_steps, welcome.total_steps),
     total_tokens=max(state.total_tokens, welcome.total_tokens),
     ledgers=tuple(ledgers),
     drained=frozenset(
-      round_ for round_ in state.drained if round_ <= welcome.last_round
+      round_
+      for round_ in state.drained
+      if _has_arrived(round_, options.schedule.fragment_of(round_), welcome)
     ),
   )
   return _announce(options, state, effects)
+
+
+def _has_arrived(round_: int, fragment: int, welcome: Welcome) -> bool:
+  """Whether the syncer holds a hand-over for this round, or has merged it."""
+  return (
+    round_ in welcome.held_rounds or round_ == welcome.merged_rounds[fragment]
+  )
 
 
 def _announce(

@@ -162,7 +162,11 @@ class Welcome:
     last_round: the newest round that holds a contribution of this learner, of
       whatever incarnation; -1 if none.
     versions: current version of every fragment.
+    merged_rounds: per fragment, the last round in which it was merged;
+      or -1.
     total_steps, total_tokens: how far this learner had come, as last heard.
+    held_rounds: those that hold a contribution of it and are not merged yet.
+    drain_first: the first round of the drain; -1 before it.
   """
 
   learner: int
@@ -171,8 +175,11 @@ class Welcome:
   round: int
   last_round: int
   versions: tuple[int, ...]
+  merged_rounds: tuple[int, ...]
   total_steps: int = 0
   total_tokens: int = 0
+  held_rounds: tuple[int, ...] = ()
+  drain_first: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

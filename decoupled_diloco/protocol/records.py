@@ -1,10 +1,14 @@
 """Every message, event and effect as one JSON line, and back.
 
+What the syncer's machine remembers, which an event can hold, is written like
+them.
+
 The lines of a machine, each event followed by its effects, are the event tape:
 a machine that is fed the events of a tape again gives the same effects.
 """
 
 import dataclasses
+import enum
 import json
 import math
 from collections.abc import Mapping
@@ -12,16 +16,29 @@ from typing import Any, TypeAlias, get_args
 
 from decoupled_diloco.protocol.effects import Effect, Share
 from decoupled_diloco.protocol.events import Event, PayloadFacts
+from decoupled_diloco.protocol.grace import GraceState
+from decoupled_diloco.protocol.membership import Member
 from decoupled_diloco.protocol.messages import (
   Message,
   Reason,
   Refusal,
 )
+from decoupled_diloco.protocol.outliers import OutlierState, Sample
+from decoupled_diloco.protocol.rounds import Round, Stage
+from decoupled_diloco.protocol.syncer_state import Phase, SyncerState
 
 Record: TypeAlias = Message | Event | Effect | PayloadFacts | Share
+_Part: TypeAlias = (
+  SyncerState | Round | Member | GraceState | OutlierState | Sample
+)
 
 _RECORDS: Mapping[str, type] = {
-  record.__name__: record for record in get_args(Record)
+  record.__name__: record for record in (*get_args(Record), *get_args(_Part))
+}
+_ENUMS: Mapping[tuple[type, str], type[enum.StrEnum]] = {
+  (Refusal, 'reason'): Reason,
+  (Round, 'stage'): Stage,
+  (SyncerState, 'phase'): Phase,
 }
 
 
@@ -35,6 +52,17 @@ def to_jsonable(record: Record) -> dict[str, Any]:
         'type': type(value).__name__,
         **{field.name: convert(getattr(value, field.name)) for field in fields},
       }
+    if isinstance(value, tuple) and hasattr(value, '_asdict'):
+      fields = value._asdict()
+      return {
+        'type': type(value).__name__,
+        **{name: convert(item) for name, item in fields.items()},
+      }
+    if isinstance(value, Mapping):
+      items = [[convert(key), convert(item)] for key, item in value.items()]
+      return {'type': 'Mapping', 'items': items}
+    if isinstance(value, frozenset):
+      return {'type': 'Set', 'items': [convert(item) for item in sorted(value)]}
     if isinstance(value, tuple):
       return [convert(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -67,10 +95,11 @@ def from_jsonable(value: Mapping[str, Any]) -> Record:
   record = _RECORDS.get(name) if isinstance(name, str) else None
   if record is None:
     raise ValueError(f'{name!r} is no record of this protocol.')
-  converted = {key: _field_value(item) for key, item in members.items()}
-  if record is Refusal and 'reason' in converted:
-    converted['reason'] = Reason(converted['reason'])
   try:
+    converted = {key: _field_value(item) for key, item in members.items()}
+    for (kind, field), values in _ENUMS.items():
+      if record is kind and field in converted:
+        converted[field] = values(converted[field])
     return record(**converted)
   except TypeError as error:
     raise ValueError(
@@ -92,9 +121,20 @@ def from_json(line: str) -> Record:
 
 def _field_value(value: Any) -> Any:
   if isinstance(value, dict):
+    match value:
+      case {'type': 'Mapping', 'items': [*items]}:
+        return _mapping(items)
+      case {'type': 'Set', 'items': [*items]}:
+        return frozenset(_field_value(item) for item in items)
     return from_jsonable(value)
   if isinstance(value, list):
     return tuple(_field_value(item) for item in value)
   if isinstance(value, float) and not math.isfinite(value):
     raise ValueError(f'A record holds no {value}; null stands for none.')
   return value
+
+
+def _mapping(items: list[Any]) -> dict[Any, Any]:
+  if not all(isinstance(item, list) and len(item) == 2 for item in items):
+    raise ValueError('The items of a mapping are pairs of a key and a value.')
+  return {_field_value(key): _field_value(value) for key, value in items}

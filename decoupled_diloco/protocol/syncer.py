@@ -10,13 +10,14 @@ from decoupled_diloco.protocol import (
   drain,
   membership,
   pace,
+  publishing,
   quorum,
+  restart,
 )
 from decoupled_diloco.protocol.effects import (
   Disconnect,
   Effect,
   Notice,
-  Publish,
   Send,
   SendFragments,
   WakeAt,
@@ -26,6 +27,7 @@ from decoupled_diloco.protocol.events import (
   Event,
   MergeDone,
   MessageArrived,
+  Restarted,
   Saved,
   StopRequested,
   TimePassed,
@@ -53,7 +55,8 @@ def syncer_machine(options: SyncerOptions) -> Machine[SyncerState]:
   """The syncer of a run, as `init` and `step`.
 
   Events that it takes: `MessageArrived` (from learners), `ConnectionLost`,
-  `TimePassed`, `MergeDone`, `Saved`, `StopRequested`.
+  `TimePassed`, `MergeDone`, `Saved`, `StopRequested`; and `Restarted`, first of
+  all, if it goes on with a run.
   """
 
   def step(
@@ -78,8 +81,10 @@ def syncer_machine(options: SyncerOptions) -> Machine[SyncerState]:
         state = contributions.listen(options, state, event)
       case ConnectionLost(learner=learner, incarnation=incarnation):
         state = _lose(state, learner, incarnation)
-      case MergeDone():
-        state = _publish(options, state, event, effects)
+      case MergeDone(round=round_):
+        state = publishing.publish(options, state, round_, effects)
+      case Restarted():
+        state = restart.restore(options, state, event, effects)
       case Saved():
         state = drain.finish(state, event, effects)
       case StopRequested(now=now, reason=reason):
@@ -137,6 +142,7 @@ def _admit(
     num_fragments=options.schedule.num_fragments,
     is_new_process=hello.incarnation == 0,
   )
+  is_ending = state.phase in (Phase.DRAINING, Phase.SAVING)
   welcome = Welcome(
     learner=hello.learner,
     incarnation=member.incarnation,
@@ -144,8 +150,15 @@ def _admit(
     round=state.current,
     last_round=member.last_round,
     versions=state.versions,
+    merged_rounds=member.merged_rounds,
     total_steps=member.total_steps,
     total_tokens=member.total_tokens,
+    held_rounds=tuple(
+      number
+      for number, round_ in sorted(state.rounds.items())
+      if hello.learner in round_.contributors
+    ),
+    drain_first=state.current if is_ending else -1,
   )
   effects.append(Send(hello.learner, welcome))
   held = hello.versions or (-1,) * options.schedule.num_fragments
@@ -155,7 +168,7 @@ def _admit(
     if held[fragment] != version
   )
   # Before the fragments: with them, a learner would begin to train.
-  if state.phase in (Phase.DRAINING, Phase.SAVING):
+  if is_ending:
     again = DrainStarted(state.current, state.drain_seconds)
     effects.append(Send(hello.learner, again))
   if lacking:
@@ -172,52 +185,6 @@ def _lose(state: SyncerState, learner: int, incarnation: int) -> SyncerState:
   if member is None or member.incarnation != incarnation:
     return state
   return state.with_member(learner, member._replace(is_connected=False))
-
-
-def _publish(
-  options: SyncerOptions,
-  state: SyncerState,
-  event: MergeDone,
-  effects: list[Effect],
-) -> SyncerState:
-  round_ = state.rounds[event.round]
-  assert round_.stage is Stage.MERGING
-  p = round_.fragment
-  version = state.versions[p] + 1
-  contributors = tuple(sorted(round_.contributors))
-  for learner in contributors:
-    member = state.members[learner]
-    merged = list(member.merged_rounds)
-    merged[p] = round_.number
-    state = state.with_member(
-      learner, member._replace(merged_rounds=tuple(merged))
-    )
-  # The version is bumped before it is published, so that a learner that joins
-  # now is told of the same parameters that the others are being sent.
-  versions = (*state.versions[:p], version, *state.versions[p + 1 :])
-  version_rounds = (
-    *state.version_rounds[:p],
-    round_.number,
-    *state.version_rounds[p + 1 :],
-  )
-  tokens = sum(entry.tokens for entry in round_.entries)
-  merged_tokens = state.merged_tokens + tokens / options.schedule.num_fragments
-  oldest = round_.number - options.rounds_remembered
-  closed_at = {
-    number: at for number, at in state.closed_at.items() if number >= oldest
-  }
-  effects.append(
-    Publish(
-      round_.number, p, version, contributors, state.connected, merged_tokens
-    )
-  )
-  return state.without_round(round_.number)._replace(
-    versions=versions,
-    version_rounds=version_rounds,
-    closed_at={**closed_at, round_.number: round_.closed_at},
-    rounds_merged=state.rounds_merged + 1,
-    merged_tokens=merged_tokens,
-  )
 
 
 def _apply_rules(
@@ -295,7 +262,7 @@ def _set_alarm(
   if state.phase is Phase.GATHERING:
     times.append(pace.start_deadline(options, state))
   if state.phase in (Phase.DRAINING, Phase.SAVING):
-    times.append(state.drain_until)
+    times += (state.drain_until, state.returning_until)
   future = [at for at in times if at > now]
   pending = state.wake_at if state.wake_at and state.wake_at > now else None
   if not future:

@@ -131,6 +131,8 @@ class SyncerState(NamedTuple):
     has_met_budget: whether that was because its budget is met.
     absent: the learners that a shortage was last told about; None if none is.
     wake_at: the earliest time already asked for.
+    returning_until: after a restart, how long learners may take to come back
+      before the drain goes on without them.
   """
 
   phase: Phase
@@ -155,6 +157,7 @@ class SyncerState(NamedTuple):
   has_met_budget: bool
   absent: tuple[int, ...] | None
   wake_at: float | None
+  returning_until: float
 
   def with_round(self, round_: Round) -> 'SyncerState':
     """The state with this round in place of the one of its number."""
@@ -202,6 +205,13 @@ class SyncerState(NamedTuple):
       learner for learner, member in self.members.items() if member.is_expected
     )
 
+  def awaits_return(self, now: float) -> bool:
+    """Whether learners may still come back after a restart of the syncer."""
+    return now < self.returning_until and not all(
+      member.farewell is not None or (member.is_connected and member.is_ready)
+      for member in self.members.values()
+    )
+
   def expected_in(self, number: int) -> frozenset[int]:
     """The learners that a round of everybody includes."""
     return frozenset(
@@ -237,4 +247,5 @@ def initial_state(options: SyncerOptions) -> SyncerState:
     has_met_budget=False,
     absent=None,
     wake_at=None,
+    returning_until=0.0,
   )

@@ -173,6 +173,28 @@ class Engine:
     learner = self.learners[m]
     return not learner.is_alive or bool(learner.end) or self.is_partitioned(m)
 
+  def kill_syncer(self) -> None:
+    """Ends the syncer's process; learners notice after a while."""
+    self.syncer.kill()
+    for learner in self.learners:
+      connection = learner.connection
+      if connection is not None:
+        connection.cut()
+        self._later(
+          lambda learner=learner, connection=connection: learner.lose(
+            connection, 'the syncer is gone'
+          )
+        )
+
+  def start_syncer(self) -> None:
+    """Starts the syncer's process anew; who can reach it says hello."""
+    self.syncer.start()
+    for m, learner in enumerate(self.learners):
+      if not self.is_away(m):
+        if learner.connection is not None:
+          learner.lose(learner.connection, 'the syncer is gone')
+        learner.connect()
+
   def _later(self, notice: Callable[[], object]) -> None:
     seconds = self.engine_options.detection_seconds
     if seconds > 0:
@@ -181,7 +203,7 @@ class Engine:
       notice()
 
   def _connect(self, m: int) -> Connection | None:
-    if m in self._partitioned:
+    if m in self._partitioned or not self.syncer.is_alive:
       return None
     return Connection(
       self.agenda,

@@ -52,11 +52,15 @@ def _plan_next(engine: 'Engine', faults: Iterator[Fault]) -> None:
 
 
 def strike(engine: 'Engine', fault: Fault) -> None:
-  """Does to a learner what a fault says, unless it is away."""
-  m = fault.learner
+  """Does what a fault says, unless it is done already."""
+  m, back_at = fault.learner, engine.now + fault.seconds
+  if fault.kind == 'syncer':
+    if engine.syncer.is_alive and engine.end is None:
+      engine.kill_syncer()
+      engine.at(back_at, engine.start_syncer)
+    return
   if engine.is_away(m):
     return
-  back_at = engine.now + fault.seconds
   match fault.kind:
     case 'kill':
       engine.kill(m)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
 
-FAULT_KINDS = ('kill', 'partition', 'silent', 'leave', 'join')
+FAULT_KINDS = ('kill', 'partition', 'silent', 'leave', 'join', 'syncer')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,15 +83,18 @@ class LinkOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-  """Something that happens to a learner.
+  """Something that happens to a learner, or to the syncer.
 
   Attributes:
     at: when, in seconds.
-    learner: to whom; nothing happens if it is away already.
+    learner: to whom; nothing happens if it is away already. Without meaning if
+      it happens to the syncer.
     kind: 'kill': its process ends; it is started anew afterwards. 'partition':
       its link is cut, and both sides notice. 'silent': the same, but the syncer
       has only the silence to tell. 'leave': it says farewell after its scan,
-      for good. 'join': it is not there before.
+      for good. 'join': it is not there before. 'syncer': the process of the
+      syncer ends; it is started anew afterwards and goes on with the merges
+      that were durable.
     seconds: of a kill or a partition, how long until it is back; infinity:
       never. Otherwise without meaning.
   """

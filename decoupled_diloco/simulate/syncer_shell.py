@@ -10,7 +10,7 @@ from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.syncer import syncer_machine
-from decoupled_diloco.protocol.syncer_state import SyncerOptions
+from decoupled_diloco.protocol.syncer_state import SyncerOptions, SyncerState
 from decoupled_diloco.simulate.agenda import Agenda
 from decoupled_diloco.simulate.connection import Connection
 from decoupled_diloco.simulate.work import Payload, Work
@@ -52,14 +52,47 @@ class SyncerShell:
     self._on_closed = on_closed
     self._record = record
     self._machine = syncer_machine(options)
-    self.state = self._machine.init()
     self.end: fx.Finish | None = None
     self.save_seconds = 0.0  # At the end of the run.
+    self.is_alive = True
+    self._life = 1
+    self._durable: SyncerState | None = None
+    self._durable_rounds: list[int] = []
+    self._forget_process()
+
+  def _forget_process(self) -> None:
+    self.state = self._machine.init()
     self._routes: dict[int, Connection] = {}
     self._contents: dict[tuple[int, int], Any] = {}  # Of contributions.
     self._publications: dict[int, Payload] = {}  # By round, until published.
     self._lacking: dict[int, set[int]] = {}  # By learner: unsent fragments.
     self._wake_at = -1.0
+
+  # What happens to it.
+
+  def kill(self) -> None:
+    """Ends its process; its connections are for the caller to break."""
+    self.is_alive = False
+    self._life += 1
+    self._forget_process()
+
+  def start(self) -> None:
+    """Starts its process anew, with the merges that are durable."""
+    self.is_alive = True
+    held = self._durable.rounds if self._durable is not None else ()
+    merged = tuple(number for number in self._durable_rounds if number in held)
+    now = self._agenda.now
+    self.tell(ev.Restarted(now, self._life, self._durable, merged))
+
+  def _in_this_life(self, action: Callable[[], object]) -> Callable[[], None]:
+    """Does something, unless the process has ended until then."""
+    life = self._life
+
+    def act() -> None:
+      if self._life == life:
+        action()
+
+    return act
 
   def hear(
     self,
@@ -69,6 +102,8 @@ class SyncerShell:
     content: Any = None,
   ) -> None:
     """A message has arrived."""
+    if not self.is_alive:
+      return
     learner = connection.learner
     # Nobody speaks for a learner but its own connection.
     if (
@@ -136,11 +171,11 @@ class SyncerShell:
           self._close(route, effect.reason)
       case fx.WakeAt(at=at):
         self._wake_at = at
-        self._agenda.at(at, lambda: self._wake(at))
+        self._agenda.at(at, self._in_this_life(lambda: self._wake(at)))
       case fx.Save():
         self._agenda.at(
           self._agenda.now + self.save_seconds,
-          lambda: self.tell(ev.Saved(self._agenda.now)),
+          self._in_this_life(lambda: self.tell(ev.Saved(self._agenda.now))),
         )
       case fx.Finish():
         self.end = effect
@@ -188,10 +223,14 @@ class SyncerShell:
       for share in merge.shares
     }
 
+    state = self.state
+
     def done() -> None:
       # Only now, so that until then the version before is the newest.
       payload = self._work.merge(merge, contents)
       assert payload.norm is not None
+      self._durable = state
+      self._durable_rounds.append(merge.round)
       self._publications[merge.round] = payload
       self.tell(
         ev.MergeDone(
@@ -199,7 +238,9 @@ class SyncerShell:
         )
       )
 
-    self._agenda.at(self._agenda.now + self._merge_seconds, done)
+    self._agenda.at(
+      self._agenda.now + self._merge_seconds, self._in_this_life(done)
+    )
 
   def _publish(self, publish: fx.Publish) -> None:
     payload = self._publications.pop(publish.round)

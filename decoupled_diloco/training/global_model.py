@@ -1,11 +1,13 @@
 """The syncer's arrays: global parameters, outer optimizer state, residuals.
 
-Everything lies by fragment, as tuples of pieces in float32. A merge is two
-jitted functions. The first decodes all contributions, merges them, takes the
-outer step and encodes what is published; the second applies what was published,
-by the same program as a learner does (`wire_format.apply_update`). In one
-function, XLA would contract the outer step's product and the addition to a
-fused multiply-add, and the syncer would hold other bits than its learners.
+Everything lies by fragment, as tuples of pieces in float32. A merge is three
+jitted functions. The first decodes all contributions and merges them. The
+second takes the outer step and encodes what is published: from the merged
+delta alone, so that a journal of merged deltas is enough to come to the same
+state again. The third applies what was published, by the same program as a
+learner does (`wire_format.apply_update`). In one function with the second, XLA
+would contract the outer step's product and the addition to a fused
+multiply-add, and the syncer would hold other bits than its learners.
 """
 
 import dataclasses
@@ -21,6 +23,7 @@ import optax
 
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.array_types import Params, PieceValues
+from decoupled_diloco.ops.codecs import codec
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.ops.merge import check_rule
 from decoupled_diloco.ops.outer import (
@@ -79,9 +82,26 @@ class Merged(NamedTuple):
   Attributes:
     payload: of the publication.
     norm: Euclidean norm of the merged delta.
+    delta: the merged delta, as what `GlobalModel.replay` needs: its parts, one
+      after the other.
   """
 
   payload: bytes
+  norm: float
+  delta: tuple[memoryview, ...]
+
+
+class MergedArrays(NamedTuple):
+  """The outcome of a merge, as arrays.
+
+  Attributes:
+    updates: what is published (encoded by `wire.down`), in the form 'update'.
+    delta: the merged delta.
+    norm: its Euclidean norm.
+  """
+
+  updates: Any
+  delta: PieceValues
   norm: float
 
 
@@ -133,7 +153,9 @@ class GlobalModel:
       for outer, values in zip(outers, self._values, strict=True)
     ]
     self._residuals = [wire.down.init(values) for values in self._values]
-    self._merges = [self._jit_merge(outer.update) for outer in outers]
+    self._merges = [self._jit_merge(outer.merge) for outer in outers]
+    self._steps = [self._jit_step(outer.step) for outer in outers]
+    self._delta_codec = codec('f32')
     self._apply = jax.jit(
       functools.partial(apply_update, wire) if wire.form == 'update' else _add,
       donate_argnums=0,
@@ -144,20 +166,26 @@ class GlobalModel:
     )
     self._decode_value = jax.jit(wire.value.decode)
 
-  def _jit_merge(self, outer_update):
+  def _jit_merge(self, outer_merge):
+    def merge(stacked_codes, weights):
+      merged = outer_merge(
+        jax.vmap(self._wire.up.decode)(stacked_codes), weights
+      )
+      return merged, _norm(merged)
+
+    return jax.jit(merge)
+
+  def _jit_step(self, outer_step):
     wire = self._wire
 
-    def merge(stacked_codes, weights, values, outer_state, residual):
-      deltas = jax.vmap(wire.up.decode)(stacked_codes)
-      updates, outer_state, merged = outer_update(
-        deltas, outer_state, values, weights
-      )
+    def step(merged, values, outer_state, residual):
+      updates, outer_state = outer_step(merged, outer_state, values)
       is_finite = _is_finite(_add(values, updates))
       if wire.form == 'update':
         updates, residual = wire.down.encode(updates, residual)
-      return updates, _norm(merged), is_finite, outer_state, residual
+      return updates, is_finite, outer_state, residual
 
-    return jax.jit(merge, donate_argnums=(3, 4))
+    return jax.jit(step, donate_argnums=(2, 3))
 
   @property
   def form(self) -> str:
@@ -184,9 +212,8 @@ class GlobalModel:
       ),
     )
     stacked, weights = self._stack({}, {0: empty})
-    updates, *_ = self._merges[fragment](
-      stacked, weights, values, outer_state, residual
-    )
+    merged, _ = self._merges[fragment](stacked, weights)
+    updates, *_ = self._steps[fragment](merged, values, outer_state, residual)
     self._encode_value(self._apply(values, updates))
 
   def norm_of(self, fragment: int, payload: Payload) -> float | None:
@@ -216,7 +243,7 @@ class GlobalModel:
         unusable, and the run has to go on from its last snapshot.
       ValueError: if a payload has not the length of this fragment's.
     """
-    updates, norm = self.merge_encoded(
+    merged = self.merge_encoded(
       fragment,
       weights,
       {
@@ -225,15 +252,18 @@ class GlobalModel:
       },
     )
     if self._wire.form == 'value':
-      return Merged(self.value_payload(fragment), norm)
-    return Merged(payloads.to_bytes(updates), norm)
+      payload = self.value_payload(fragment)
+    else:
+      payload = payloads.to_bytes(merged.updates)
+    delta = self._delta_codec.encode(merged.delta, ())[0]
+    return Merged(payload, merged.norm, tuple(payloads.to_views(delta)))
 
   def merge_encoded(
     self,
     fragment: int,
     weights: Mapping[int, float],
     encoded: Mapping[int, Any],
-  ) -> tuple[Any, float]:
+  ) -> MergedArrays:
     """`merge` for contributions that are arrays already.
 
     Args:
@@ -241,23 +271,12 @@ class GlobalModel:
       weights: by learner, of those who are merged.
       encoded: by learner, what the codec `wire.up` made of the delta.
 
-    Returns:
-      What is published (encoded by `wire.down`, in the form 'update'), and the
-      Euclidean norm of the merged delta.
-
     Raises:
       FloatingPointError: as `merge` does.
     """
     stacked, learner_weights = self._stack(weights, encoded)
-    updates, norm, is_finite, outer_state, residual = self._merges[fragment](
-      stacked,
-      learner_weights,
-      self._values[fragment],
-      self._outer_states[fragment],
-      self._residuals[fragment],
-    )
-    self._outer_states[fragment] = outer_state
-    self._residuals[fragment] = residual
+    delta, norm = self._merges[fragment](stacked, learner_weights)
+    updates, is_finite = self._step(fragment, delta)
     self._values[fragment] = self._apply(self._values[fragment], updates)
     if not (is_finite and np.isfinite(norm)):
       raise FloatingPointError(
@@ -266,7 +285,74 @@ class GlobalModel:
         'float32. Lower the inner learning rate, or outer.gain, and resume '
         'from a snapshot.'
       )
-    return updates, float(norm)
+    return MergedArrays(updates, delta, float(norm))
+
+  def _step(self, fragment: int, delta: PieceValues) -> tuple[Any, Any]:
+    """The outer step; its updates are still to be applied."""
+    updates, is_finite, outer_state, residual = self._steps[fragment](
+      delta,
+      self._values[fragment],
+      self._outer_states[fragment],
+      self._residuals[fragment],
+    )
+    self._outer_states[fragment] = outer_state
+    self._residuals[fragment] = residual
+    return updates, is_finite
+
+  # What a restarted syncer needs.
+
+  def replay(self, fragment: int, delta: Payload, payload: Payload) -> bool:
+    """Applies a merge once more.
+
+    What was published is applied as it was, so that the values are those that
+    learners hold, to the last bit, even if another processor or version of XLA
+    rounds the outer step in another way.
+
+    Args:
+      fragment: which one.
+      delta: the bytes of `Merged.delta`.
+      payload: that of the publication; not needed in the form 'value'.
+
+    Returns:
+      Whether the outer step has given the same bits as it did then, as far as
+      that can be told.
+
+    Raises:
+      ValueError: if one of them has not the length of this fragment's.
+    """
+    shapes = self._shapes[fragment]
+    encoded = payloads.from_bytes(self._delta_codec, shapes, delta)
+    updates, _ = self._step(fragment, self._delta_codec.decode(encoded))
+    is_same = True
+    if self._wire.form == 'update':
+      is_same = payloads.to_bytes(updates) == payload
+      updates = payloads.from_bytes(self._wire.down, shapes, payload)
+    self._values[fragment] = self._apply(self._values[fragment], updates)
+    return is_same
+
+  def arrays(self) -> dict[str, jax.Array]:
+    """Copies of all arrays: values, outer state, residuals."""
+    return jax.tree.map(jnp.copy, self._named_arrays())
+
+  def restore(self, arrays: Mapping[str, Any]) -> None:
+    """Takes over what the same model, in another process, had as `arrays`."""
+    for p in range(self.plan.num_fragments):
+      parts = self._values[p], self._outer_states[p], self._residuals[p]
+      leaves, structure = jax.tree.flatten(parts)
+      self._values[p], self._outer_states[p], self._residuals[p] = (
+        structure.unflatten(
+          jnp.array(arrays[_array_name(p, i)], leaf.dtype)
+          for i, leaf in enumerate(leaves)
+        )
+      )
+
+  def _named_arrays(self) -> dict[str, jax.Array]:
+    parts = zip(self._values, self._outer_states, self._residuals, strict=True)
+    return {
+      _array_name(p, i): leaf
+      for p, part in enumerate(parts)
+      for i, leaf in enumerate(jax.tree.leaves(part))
+    }
 
   def _contribution(self, fragment: int, payload: Payload) -> Any:
     return payloads.from_bytes(self._wire.up, self._shapes[fragment], payload)
@@ -307,6 +393,10 @@ class GlobalModel:
       like: pytree of arrays or shapes with the structure that is wanted.
     """
     return jax.tree.map(jnp.copy, self.plan.assemble(self._values, like))
+
+
+def _array_name(fragment: int, leaf: int) -> str:
+  return f'fragment_{fragment:04}_array_{leaf:04}'
 
 
 def _add(values, updates):

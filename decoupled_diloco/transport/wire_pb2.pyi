@@ -187,7 +187,7 @@ class Farewell(_message.Message):
     def __init__(self, learner: _Optional[int] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., rounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("learner", "incarnation", "run_id", "round", "last_round", "versions", "total_steps", "total_tokens")
+    __slots__ = ("learner", "incarnation", "run_id", "round", "last_round", "versions", "total_steps", "total_tokens", "merged_rounds", "held_rounds", "drain_first")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,9 @@ class Welcome(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MERGED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    HELD_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIRST_FIELD_NUMBER: _ClassVar[int]
     learner: int
     incarnation: int
     run_id: str
@@ -204,7 +207,10 @@ class Welcome(_message.Message):
     versions: _containers.RepeatedScalarFieldContainer[int]
     total_steps: int
     total_tokens: int
-    def __init__(self, learner: _Optional[int] = ..., incarnation: _Optional[int] = ..., run_id: _Optional[str] = ..., round: _Optional[int] = ..., last_round: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., total_steps: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
+    merged_rounds: _containers.RepeatedScalarFieldContainer[int]
+    held_rounds: _containers.RepeatedScalarFieldContainer[int]
+    drain_first: int
+    def __init__(self, learner: _Optional[int] = ..., incarnation: _Optional[int] = ..., run_id: _Optional[str] = ..., round: _Optional[int] = ..., last_round: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., total_steps: _Optional[int] = ..., total_tokens: _Optional[int] = ..., merged_rounds: _Optional[_Iterable[int]] = ..., held_rounds: _Optional[_Iterable[int]] = ..., drain_first: _Optional[int] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("learner", "reason")

@@ -269,7 +269,7 @@ class ArrayWork:
     """
     p = merge.fragment
     weights = {share.learner: share.weight for share in merge.shares}
-    _, norm = self.model.merge_encoded(p, weights, contents)
+    norm = self.model.merge_encoded(p, weights, contents).norm
     values = self.model.published(p)
     self._published[p] = _Version(merge.version, values)
     return Payload(self._down_bytes[p], norm, values)

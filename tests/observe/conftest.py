@@ -171,6 +171,7 @@ def _welcomed(now, learner, incarnation, total_tokens=0):
     round=-1,
     last_round=-1,
     versions=(0, 0),
+    merged_rounds=(-1, -1),
     total_tokens=total_tokens,
   )
   effects = (Send(learner, welcome), SendFragments(learner, (0, 1)))

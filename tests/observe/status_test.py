@@ -148,7 +148,7 @@ def test_a_learner_that_leaves_is_done(hand_made):
   assert status.happenings[-1].text == 'Learner 1 leaves: SIGTERM.'
   # Coming back, it has survived a fault after all, a planned one.
   hello = m.Hello(1, 'layout', incarnation=2)
-  welcome = Send(1, m.Welcome(1, 3, 'by-hand', 1, 0, (0, 0)))
+  welcome = Send(1, m.Welcome(1, 3, 'by-hand', 1, 0, (0, 0), (-1, -1)))
   update(status, MessageArrived(12.0, hello), (welcome,))
   assert status.faults[-1].reason == 'SIGTERM'
   assert not status.faults[-1].is_new_process
@@ -188,7 +188,7 @@ def test_work_done_again_is_processed_again(hand_made):
   # The syncer lost its memory with its process: learner 1 had reported 25
   # tokens, is admitted with 10 on its books and reports 18: 8 more.
   status = _status(hand_made, until=10.0)
-  welcome = m.Welcome(1, 9, 'by-hand', 1, 0, (0, 0), 0, 10)
+  welcome = m.Welcome(1, 9, 'by-hand', 1, 0, (0, 0), (-1, -1), 0, 10)
   hello = MessageArrived(11.0, m.Hello(1, 'layout'))
   update(status, hello, (Send(1, welcome),))
   for tokens, processed in ((18, 33), (30, 45)):
@@ -216,7 +216,7 @@ def test_a_restarted_syncer_continues(hand_made, new_start):
   (fault,) = status.faults
   assert (fault.learner, fault.seconds_away) == (None, away)
   hello = MessageArrived(new_start + 1.0, m.Hello(0, 'layout', incarnation=1))
-  welcome = Send(0, m.Welcome(0, 5, 'by-hand', 1, 0, (0, 0)))
+  welcome = Send(0, m.Welcome(0, 5, 'by-hand', 1, 0, (0, 0), (-1, -1)))
   update(status, hello, (welcome,))
   # It was the syncer's fault, not the learner's.
   assert len(status.faults) == 1

@@ -60,8 +60,25 @@ class Accounts:
     """
     kept: dict[tuple[int, int], int] = {}
     merged = collections.Counter()
+    merging: dict[int, dict[tuple[int, int], int]] = {}
     rounds = set()
+
+    def count(round_: int) -> None:
+      assert round_ not in rounds
+      rounds.add(round_)
+      merged.update(merging.pop(round_))
+
     for event, effects in self.tape:
+      match event:
+        case ev.MergeDone(round=round_):
+          count(round_)
+        case ev.Restarted(merged=durable):
+          for round_ in durable:
+            # The tape may tell of its end as well.
+            if round_ in merging:
+              count(round_)
+          merging.clear()
+          kept.clear()
       for effect in effects:
         match effect:
           case fx.Accept(learner=learner, round=round_):
@@ -72,13 +89,13 @@ class Accounts:
           case fx.Discard(learner=learner, round=round_):
             del kept[learner, round_]
           case fx.Merge(round=round_, fragment=fragment, shares=shares):
-            assert round_ not in rounds
-            rounds.add(round_)
-            for share in shares:
-              merged[share.learner, fragment] += kept.pop(
-                (share.learner, round_)
-              )
+            assert round_ not in merging
+            merging[round_] = {
+              (share.learner, fragment): kept.pop((share.learner, round_))
+              for share in shares
+            }
     assert not kept
+    assert not merging
     return merged
 
   def when(self, kind: type) -> float:

@@ -26,7 +26,10 @@ STOP_AT = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-  """A learner is 'cut' off, cut off 'silently', or 'killed', for a while."""
+  """A learner is 'cut' off, cut off 'silently', or 'killed', for a while.
+
+  Or the 'syncer' is killed, whatever the learner.
+  """
 
   kind: str
   learner: int
@@ -125,6 +128,11 @@ def _build(
 
 def _strike(cluster: Cluster, fault: Fault) -> None:
   m = fault.learner
+  if fault.kind == 'syncer':
+    if cluster.syncer.is_alive:
+      cluster.kill_syncer()
+      cluster.at(cluster.now + fault.seconds, cluster.start_syncer)
+    return
   if not cluster.learners[m].is_alive or cluster.is_partitioned(m):
     return
   back = cluster.now + fault.seconds
@@ -156,6 +164,14 @@ def _check(cluster: Cluster, lives_on: set[int]) -> None:
 @settings(max_examples=60)
 @given(_settings())
 def test_work_is_conserved_whatever_happens(setting):
+  cluster = _build(setting).run(until=5000.0)
+  killed = {f.learner for f in setting.faults if f.kind == 'killed'}
+  _check(cluster, set(range(setting.M)) - killed)
+
+
+@settings(max_examples=100)
+@given(_settings(kinds=('syncer', 'syncer', 'cut', 'killed')))
+def test_work_is_conserved_though_the_syncer_is_killed(setting):
   cluster = _build(setting).run(until=5000.0)
   killed = {f.learner for f in setting.faults if f.kind == 'killed'}
   _check(cluster, set(range(setting.M)) - killed)

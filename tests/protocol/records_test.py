@@ -1,3 +1,4 @@
+import collections.abc
 import dataclasses
 import json
 import math
@@ -25,7 +26,14 @@ def _values(hint: Any) -> st.SearchStrategy:
     return st.lists(_values(get_args(hint)[0]), max_size=3).map(tuple)
   if get_origin(hint) in (Union, types.UnionType):
     return st.one_of([_values(each) for each in get_args(hint)])
-  if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+  if get_origin(hint) is frozenset:
+    return st.frozensets(_values(get_args(hint)[0]), max_size=3)
+  if get_origin(hint) is collections.abc.Mapping:
+    key, value = map(_values, get_args(hint))
+    return st.dictionaries(key, value, max_size=2)
+  if isinstance(hint, type) and (
+    dataclasses.is_dataclass(hint) or hasattr(hint, '_fields')
+  ):
     hints = get_type_hints(hint)
     return st.builds(hint, **{name: _values(hints[name]) for name in hints})
   return st.from_type(hint)

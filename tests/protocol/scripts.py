@@ -168,8 +168,15 @@ class LearnerScript:
       'round': self.state.newest_round,
       'last_round': -1,
       'versions': (0,) * self.P,
-    }
-    return self.hear(msg.Welcome(learner=0, **(values | fields)))
+      'merged_rounds': (-1,) * self.P,
+    } | fields
+    flights = [ledger.flight for ledger in self.state.ledgers if ledger.flight]
+    # Unless it says otherwise, the syncer holds what has come until then.
+    values.setdefault(
+      'held_rounds',
+      tuple(f.round for f in flights if f.round <= values['last_round']),
+    )
+    return self.hear(msg.Welcome(learner=0, **values))
 
   def begin(self) -> None:
     """Version 0 of all fragments arrives, and round 0 is open."""

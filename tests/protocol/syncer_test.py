@@ -31,7 +31,16 @@ def test_a_learner_is_welcomed_with_all_it_needs():
   effects = syncer.hello(1)
   welcome, fragments = effects[:2]
   assert welcome == fx.Send(
-    1, msg.Welcome(1, 2, 'run', round=-1, last_round=-1, versions=(0, 0))
+    1,
+    msg.Welcome(
+      1,
+      2,
+      'run',
+      round=-1,
+      last_round=-1,
+      versions=(0, 0),
+      merged_rounds=(-1, -1),
+    ),
   )
   assert fragments == fx.SendFragments(1, (0, 1))
 

@@ -132,6 +132,7 @@ WELCOME = (
     round=0,
     last_round=-1,
     versions=(0,),
+    merged_rounds=(-1,),
     total_steps=0,
     total_tokens=0,
   ),
