@@ -52,11 +52,11 @@ def to_jsonable(record: Record) -> dict[str, Any]:
         'type': type(value).__name__,
         **{field.name: convert(getattr(value, field.name)) for field in fields},
       }
-    if isinstance(value, tuple) and hasattr(value, '_asdict'):
-      fields = value._asdict()
+    names = getattr(value, '_fields', None)  # Of a named tuple.
+    if isinstance(value, tuple) and names is not None:
       return {
         'type': type(value).__name__,
-        **{name: convert(item) for name, item in fields.items()},
+        **dict(zip(names, map(convert, value), strict=True)),
       }
     if isinstance(value, Mapping):
       items = [[convert(key), convert(item)] for key, item in value.items()]

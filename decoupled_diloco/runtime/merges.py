@@ -3,13 +3,16 @@
 import concurrent.futures
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
-from decoupled_diloco.training.global_model import GlobalModel, Payload
+from decoupled_diloco.protocol.syncer_state import SyncerState
+from decoupled_diloco.training.global_model import GlobalModel, Merged, Payload
 from decoupled_diloco.transport.base import Parcel
+
+KeepMerge: TypeAlias = Callable[[SyncerState, fx.Merge, Merged], None]
 
 
 class Merges:
@@ -18,11 +21,19 @@ class Merges:
   Args:
     model: the global parameters.
     clock: seconds from any start.
+    keep_merge: makes a merge durable; is called after the model has made it,
+      with what the machine remembered when it began.
   """
 
-  def __init__(self, model: GlobalModel, clock: Callable[[], float]):
+  def __init__(
+    self,
+    model: GlobalModel,
+    clock: Callable[[], float],
+    keep_merge: KeepMerge,
+  ):
     self._model = model
     self._clock = clock
+    self._keep_merge = keep_merge
     self._contributions: dict[tuple[int, int], Payload] = {}
     self._publications: dict[int, bytes] = {}  # By round, until published.
 
@@ -53,12 +64,13 @@ class Merges:
     del self._contributions[learner, round_]
 
   def prepare(
-    self, merge: fx.Merge, pending: Future[Any] | None
+    self, merge: fx.Merge, state: SyncerState, pending: Future[Any] | None
   ) -> Callable[[], ev.MergeDone]:
     """Takes the payloads of a merge; returns the work, for an executor.
 
     Args:
       merge: what to merge.
+      state: what the machine remembers.
       pending: something that needs the fragment as it is before that.
     """
     contributions = {
@@ -71,6 +83,7 @@ class Merges:
       if pending is not None:
         concurrent.futures.wait([pending])
       merged = self._model.merge(merge.fragment, weights, contributions)
+      self._keep_merge(state, merge, merged)
       self._publications[merge.round] = merged.payload
       return ev.MergeDone(
         self._clock(), merge.round, len(merged.payload), merged.norm

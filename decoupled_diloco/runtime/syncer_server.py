@@ -19,7 +19,7 @@ from decoupled_diloco.protocol.rounds import Stage
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions, SyncerState
 from decoupled_diloco.runtime.event_inbox import EventInbox
-from decoupled_diloco.runtime.merges import Merges
+from decoupled_diloco.runtime.merges import KeepMerge, Merges
 from decoupled_diloco.runtime.recording import Record, Recording
 from decoupled_diloco.runtime.value_sender import Encoded, ValueSender
 from decoupled_diloco.training.global_model import GlobalModel, Payload
@@ -70,6 +70,8 @@ class SyncerServer:
       told that the run has ended only after it has returned. What it raises
       ends the run as a failure, and is kept as `save_error`.
     saver: where `save` runs; by default where merges do.
+    keep_merge: makes a merge durable, off the thread of the machine, before
+      anybody is told of it; see `Merges`. What it raises ends the run.
     record: is told every event with its effects, in order (the event tape); by
       `serve`, on a thread of its own.
     clock: seconds from any start.
@@ -87,6 +89,7 @@ class SyncerServer:
     executor: Executor,
     save: Callable[[], None] = lambda: None,
     saver: Executor | None = None,
+    keep_merge: KeepMerge = lambda state, merge, merged: None,
     record: Record = lambda event, effects: None,
     clock: Callable[[], float] = time.monotonic,
   ):
@@ -101,7 +104,7 @@ class SyncerServer:
     self._record = record
     self._clock = clock
     self._inbox: EventInbox[_Item] = EventInbox(_INBOX_SIZE)
-    self._merges = Merges(model, clock)
+    self._merges = Merges(model, clock, keep_merge)
     self._values = ValueSender(
       self, model.value_payload, executor, self._on_result
     )
@@ -117,6 +120,19 @@ class SyncerServer:
   def state(self) -> SyncerState:
     """What the machine remembers."""
     return self._state
+
+  def resume(
+    self, life: int, state: SyncerState | None, merged: tuple[int, ...]
+  ) -> None:
+    """Goes on with a run; the model is where the run was.
+
+    Args:
+      life, state, merged: as in `Restarted`.
+
+    Raises:
+      ValueError: if the run cannot go on with these options.
+    """
+    self._step(_Incoming(ev.Restarted(self._clock(), life, state, merged)))
 
   def start(self) -> str:
     """Begins to listen; returns the address, as host:port.
@@ -241,6 +257,8 @@ class SyncerServer:
     try:
       self._state, effects = self._machine.step(self._state, event)
     except ValueError as error:
+      if incoming.peer < 0:
+        raise
       # A message that only a syncer sends: the sender is no learner.
       self._endpoint.disconnect(incoming.peer, str(error))
       return
@@ -270,7 +288,8 @@ class SyncerServer:
         self._values.add(learner, fragments)
       case fx.Merge(fragment=fragment):
         pending = self._values.pending(fragment)
-        self._submit(self._executor, self._merges.prepare(effect, pending))
+        work = self._merges.prepare(effect, self._state, pending)
+        self._submit(self._executor, work)
       case fx.Publish():
         self._publish(effect)
       case fx.Disconnect(learner=learner, incarnation=incarnation):

@@ -94,10 +94,18 @@ class Journal:
       self.next_number = 0
       self.begin_segment()
 
+  @property
+  def num_bytes(self) -> int:
+    """Size of the segment that is being written."""
+    return self._end
+
   # Writing.
 
-  def append(self, payload: bytes | memoryview) -> int:
+  def append(self, *parts: bytes | memoryview) -> int:
     """Writes a record; when this returns, it survives a loss of power.
+
+    Args:
+      parts: the payload is these, one after the other.
 
     Returns:
       Its number.
@@ -109,24 +117,27 @@ class Journal:
         until then nothing more is taken.
     """
     file = self._writable()
-    if len(payload) > MAX_RECORD_BYTES:
+    length = sum(memoryview(part).nbytes for part in parts)
+    if length > MAX_RECORD_BYTES:
       raise ValueError(
-        f'a record of {len(payload)} bytes is longer than the largest possible '
-        f'of {MAX_RECORD_BYTES}; use more fragments.'
+        f'a record of {length} bytes is longer than the largest possible of '
+        f'{MAX_RECORD_BYTES}; use more fragments.'
       )
     number = self.next_number
-    head = _RECORD.pack(_MARK, len(payload), number, _checksum(number, payload))
+    head = _RECORD.pack(_MARK, length, number, _checksum(number, *parts))
     self._is_broken = True  # Until it is known to be whole.
+    end = self._end
     try:
-      self._disk.write(file, self._end, head)
-      self._disk.write(file, self._end + len(head), payload)
+      for part in (head, *parts):
+        self._disk.write(file, end, part)
+        end += memoryview(part).nbytes
     except OSError:
       self._disk.truncate(file, self._end)
       self._is_broken = False
       raise
     self._disk.sync(file)
     self._is_broken = False
-    self._end += len(head) + len(payload)
+    self._end = end
     self.next_number += 1
     return number
 
@@ -298,9 +309,12 @@ def _head(first: int, owner: int) -> bytes:
   return without + struct.pack('<Q', xxhash.xxh3_64_intdigest(without))
 
 
-def _checksum(number: int, payload: bytes | memoryview) -> int:
+def _checksum(number: int, *parts: bytes | memoryview) -> int:
   # With the number, so that a record at a wrong place is found out.
-  return xxhash.xxh3_64_intdigest(payload, seed=number)
+  digest = xxhash.xxh3_64(seed=number)
+  for part in parts:
+    digest.update(part)
+  return digest.intdigest()
 
 
 def _whole_records(disk: Disk, file: int, number: int) -> Iterator[bytes]:

@@ -20,6 +20,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 
+class DamagedError(ValueError):
+  """A checkpoint that is there does not hold what it should."""
+
+
 class Checkpoint(NamedTuple):
   """What a checkpoint holds.
 
@@ -69,11 +73,13 @@ def save(
         ),
         force=True,
       )
+    _synchronise(newer)
     if older.exists():
       older.rmtree()
     if path.exists():
       path.rename(older)
     newer.rename(path)
+    _synchronise(path.parent, is_deep=False)
     if older.exists():
       older.rmtree()
   return path
@@ -88,7 +94,8 @@ def restore(folder: str, like: Any) -> Checkpoint:
       are wanted; values are converted to its dtypes.
 
   Raises:
-    ValueError: if there is no checkpoint, or it is of other parameters.
+    DamagedError: if it cannot be decoded, or is of other parameters.
+    ValueError: if there is no checkpoint.
   """
   path = epath.Path(folder).resolve()
   found = [p for p in (path, _newer(path), _older(path)) if p.exists()]
@@ -111,11 +118,49 @@ def restore(folder: str, like: Any) -> Checkpoint:
         ),
       )
     except (KeyError, ValueError) as error:
-      raise ValueError(
+      raise DamagedError(
         f'the checkpoint at {path} does not hold these parameters: {error}; '
         'use the config it was written with.'
       ) from error
   return Checkpoint(restored.params, restored.description)
+
+
+def remove(folder: str) -> None:
+  """Removes a checkpoint, or what is left of one that was not finished.
+
+  Raises:
+    OSError: if that cannot be.
+  """
+  path = epath.Path(folder)
+  if path.is_dir():
+    path.rmtree()
+  else:
+    path.unlink()
+
+
+def _synchronise(path: epath.Path, *, is_deep: bool = True) -> None:
+  """Returns when a folder survives a loss of power, with all that is in it.
+
+  Buckets need none of this.
+  """
+  if '://' in str(path):
+    return
+  folders = [str(path)]
+  if is_deep:
+    for parent, below, names in os.walk(path):
+      folders += [f'{parent}/{name}' for name in below]
+      for name in names:
+        _synchronise_one(f'{parent}/{name}', os.O_RDONLY)
+  for folder in reversed(folders):
+    _synchronise_one(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _synchronise_one(path: str, flags: int) -> None:
+  file = os.open(path, flags)
+  try:
+    os.fsync(file)
+  finally:
+    os.close(file)
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ class Model:
   def merge(self, fragment, weights, contributions):
     assert weights.keys() == contributions.keys()
     self.versions[fragment] += 1
-    return Merged(b'update to v%d' % self.versions[fragment], 1.0)
+    return Merged(b'update to v%d' % self.versions[fragment], 1.0, ())
 
   def value_payload(self, fragment):
     return b'value v%d' % self.versions[fragment]

@@ -24,3 +24,8 @@ class WaitingExecutor(Executor):
       return None
     future.set_result(made)
     return made
+
+  def run_all(self):
+    """Runs what was submitted, in order."""
+    while self.waiting:
+      self.run_next()

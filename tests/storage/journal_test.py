@@ -34,6 +34,13 @@ def payloads_of(journal, first=None):
   return [payload for _, payload in journal.records(first)]
 
 
+def test_a_record_in_parts_is_one(folder):
+  journal = Journal(folder, OWNER)
+  journal.append(b'abc', memoryview(bytes(range(4))), b'')
+  assert payloads_of(journal) == [b'abc' + bytes(range(4))]
+  journal.close()
+
+
 def the_file(folder):
   [path] = pathlib.Path(folder).iterdir()
   return path

@@ -1,0 +1,456 @@
+"""What a syncer must not lose: its merges, in a journal and in snapshots.
+
+  snapshots/N   all arrays, and what the machine remembered, after the records
+                0 to N-1 of the journal
+  journal/      a record for each merge (its merged delta, what was published,
+                what the machine remembered when it began), and one for each
+                start of the syncer
+  lock          held by the process that writes here
+
+A merge is on disk before anybody hears of it. A snapshot makes the records
+before it superfluous; the one before is kept as well, with the records since,
+in case that the newest is damaged.
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import re
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import xxhash
+
+from decoupled_diloco.protocol import effects as fx
+from decoupled_diloco.protocol.records import from_jsonable, to_jsonable
+from decoupled_diloco.protocol.syncer_state import SyncerState
+from decoupled_diloco.storage import snapshots
+from decoupled_diloco.storage.disk import Disk
+from decoupled_diloco.storage.journal import Journal, JournalError
+from decoupled_diloco.training.global_model import GlobalModel, Merged, Payload
+
+FORMAT = 1
+_HEAD = struct.Struct('<I')  # Length of the JSON that a record begins with.
+_SNAPSHOT_NAME = re.compile(r'\d{20}')
+_KEPT_SNAPSHOTS = 2
+# How often people are told how far a replay has come.
+_TELL_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DurabilityOptions:
+  """How a syncer keeps what it must not lose.
+
+  Attributes:
+    snapshot_growth: a snapshot is taken when the journal has grown to so many
+      times the size of one. More means less to write, and more to replay after
+      a crash.
+  """
+
+  snapshot_growth: float = 4.0
+
+  def __post_init__(self):
+    if not self.snapshot_growth > 0:
+      raise ValueError(
+        f'snapshot_growth={self.snapshot_growth} must be positive; 4 writes a '
+        'quarter more than the journal alone.'
+      )
+
+
+class StoreError(ValueError):
+  """A run cannot be continued from its folder; says why and what to do."""
+
+
+class Restored(NamedTuple):
+  """What was found of a run.
+
+  Attributes:
+    run_id: its name.
+    life: how often its syncer was started, this time included.
+    state: what the machine remembered when the last merge began; None if there
+      was none.
+    merged: rounds whose merges had not ended then, and are durable.
+    num_replayed: merges that came from the journal.
+    notes: sentences for people.
+  """
+
+  run_id: str
+  life: int
+  state: SyncerState | None
+  merged: tuple[int, ...]
+  num_replayed: int
+  notes: tuple[str, ...]
+
+
+class _Progress(NamedTuple):
+  """What a snapshot and the records behind it amount to, arrays aside."""
+
+  life: int = 0
+  state: SyncerState | None = None
+  merged: tuple[int, ...] = ()
+
+  def after_merge(self, state: SyncerState, round_: int) -> '_Progress':
+    """Of the merges, those that `state` still takes for unfinished."""
+    rounds = (*self.merged, round_)
+    merged = tuple(number for number in rounds if number in state.rounds)
+    return self._replace(state=state, merged=merged)
+
+
+class SyncerStore:
+  """The folder of one run's syncer.
+
+  `record` is called by one thread at a time, which may be another one than that
+  which has opened the store.
+
+  Args:
+    folder: where all of this lies; local.
+    model: the global parameters.
+    layout: digest of the fragments and the codecs.
+    options: see there.
+    executor: where snapshots are written.
+    tell: is given sentences for people.
+    disk: where the journal lies.
+  """
+
+  def __init__(
+    self,
+    folder: str | os.PathLike[str],
+    model: GlobalModel,
+    *,
+    layout: str,
+    options: DurabilityOptions,
+    executor: Executor,
+    tell: Callable[[str], None] = lambda text: None,
+    disk: Disk | None = None,
+  ):
+    self.folder = pathlib.Path(folder)
+    self.tell = tell
+    self._model = model
+    self._layout = layout
+    self._options = options
+    self._executor = executor
+    self._disk = disk
+    self._run_id = ''
+    self._progress = _Progress()
+    self._journal: Journal | None = None
+    self._guard = threading.Lock()  # Of the journal.
+    self._lock: int | None = None
+    self._is_snapshotting = False
+    self._snapshot_bytes = 0
+
+  # Opening.
+
+  def begin(self, run_id: str) -> None:
+    """Begins a run: its initial parameters are durable when this returns.
+
+    Raises:
+      StoreError: if the folder holds a run, or another process uses it.
+      OSError: if it cannot be written.
+    """
+    self._acquire()
+    if found := self._find_snapshots():
+      raise StoreError(
+        f'{self.folder} holds a run already ({found[-1].name}); continue it '
+        'with --config.resume=True, or choose another config.workdir.'
+      )
+    self._run_id = run_id
+    self._save(0, self._model.arrays(), self._describe())
+    self._open_journal()
+    self._begin_life()
+
+  def resume(self) -> Restored:
+    """Brings the model to where the run was.
+
+    Raises:
+      StoreError: if there is nothing to continue, or another process does.
+      JournalError: if the journal is damaged in its middle.
+      OSError: if something cannot be read or written.
+    """
+    self._acquire()
+    notes: list[str] = []
+    number = self._restore_snapshot(notes)
+    journal = self._open_journal()
+    if journal.cut is not None:
+      notes.append(
+        f'{journal.cut.num_bytes:,} bytes were cut off the end of the journal '
+        f'{journal.cut.path}: a record that was being written when the syncer '
+        'was killed; nothing of it was published.'
+      )
+    count = self._replay(journal, number, notes)
+    self._begin_life()
+    life, state, merged = self._progress
+    return Restored(self._run_id, life, state, merged, count, tuple(notes))
+
+  def _acquire(self) -> None:
+    try:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      self._lock = os.open(self.folder / 'lock', os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+      raise OSError(
+        f'The folder {self.folder} cannot be written ({error.strerror}); '
+        'choose another config.workdir.'
+      ) from error
+    try:
+      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise StoreError(
+        f'{self.folder} is in use by another syncer; end that one, or choose '
+        'another config.workdir.'
+      ) from None
+
+  def _open_journal(self) -> Journal:
+    owner = xxhash.xxh3_64_intdigest(self._run_id.encode())
+    folder = str(self.folder / 'journal')
+    self._journal = Journal(folder, owner, self._disk)
+    return self._journal
+
+  def _begin_life(self) -> None:
+    assert self._journal is not None
+    self._progress = self._progress._replace(life=self._progress.life + 1)
+    self._journal.append(_packed({'kind': 'life', 'life': self._progress.life}))
+
+  def _find_snapshots(self) -> list[pathlib.Path]:
+    """The whole ones, oldest first; what is left of others is removed."""
+    folder = self.folder / 'snapshots'
+    if not folder.exists():
+      return []
+    found = []
+    for path in sorted(folder.iterdir()):
+      if _SNAPSHOT_NAME.fullmatch(path.name):
+        found.append(path)
+      elif not path.name.endswith('.damaged'):  # Those are for people.
+        snapshots.remove(str(path))
+    return found
+
+  def _restore_snapshot(self, notes: list[str]) -> int:
+    """Takes the newest sound snapshot; returns its number."""
+    found = self._find_snapshots()
+    if not found:
+      raise StoreError(
+        f'{self.folder} holds no run that could be continued; leave '
+        'config.resume at False to begin one.'
+      )
+    like = jax.eval_shape(self._model.arrays)
+    damaged: list[pathlib.Path] = []
+    for path in reversed(found):
+      try:
+        arrays, description = snapshots.restore(str(path), like)
+        self._check(description, arrays)
+      except (snapshots.DamagedError, OSError) as error:
+        notes.append(f'The snapshot {path} is damaged ({error}).')
+        damaged.append(path)
+        continue
+      self._model.restore(arrays)
+      self._snapshot_bytes = _num_bytes(arrays)
+      self._run_id = description['run_id']
+      state = description['state']
+      self._progress = _Progress(
+        description['life'],
+        None if state is None else _state_of(state),
+        tuple(description['merged']),
+      )
+      for other in damaged:
+        other.rename(other.with_name(f'{other.name}.damaged'))
+      return int(path.name)
+    raise StoreError(
+      ' '.join([*notes, 'No other one is left; restore one from a copy.'])
+    )
+
+  def _check(
+    self, description: Mapping[str, Any], arrays: Mapping[str, Any]
+  ) -> None:
+    if description.get('format') != FORMAT:
+      raise StoreError(
+        f'{self.folder} has the format {description.get("format")}, and this '
+        f'version reads {FORMAT}; continue the run with the version of '
+        'decoupled_diloco that began it.'
+      )
+    if description['layout'] != self._layout:
+      raise StoreError(
+        f'the run in {self.folder} has another layout of model, fragments and '
+        f'codecs ({description["layout"][:12]} instead of '
+        f'{self._layout[:12]}); continue it with the config that it was begun '
+        'with.'
+      )
+    if description['checksum'] != _checksum(arrays):
+      raise snapshots.DamagedError('its checksum is wrong')
+
+  def _replay(self, journal: Journal, first: int, notes: list[str]) -> int:
+    """Applies the merges from a record on; returns how many there were."""
+    total = journal.next_number - first
+    told_at = time.monotonic()
+    count = different = 0
+    for number, record in journal.records(first):
+      head, delta, payload = _unpacked(record, number)
+      if head['kind'] == 'life':
+        self._progress = self._progress._replace(life=head['life'])
+        continue
+      is_same = self._model.replay(head['fragment'], delta, payload)
+      different += not is_same
+      count += 1
+      self._progress = self._progress.after_merge(
+        _state_of(head['state']), head['round']
+      )
+      if time.monotonic() > told_at + _TELL_SECONDS:
+        told_at = time.monotonic()
+        self.tell(f'Replaying the journal: {number - first:,} of {total:,}.')
+    if different:
+      notes.append(
+        f'In {different} of {count} replayed merges this machine rounds the '
+        'outer step otherwise than the one before did. Parameters are exactly '
+        "those that were published; the outer optimizer's state differs from "
+        'the former one in last bits.'
+      )
+    return count
+
+  # Writing.
+
+  def record(self, state: SyncerState, merge: fx.Merge, merged: Merged) -> None:
+    """Makes a merge durable, which the model has made.
+
+    Args:
+      state: what the machine remembered when the merge began.
+      merge: what was merged.
+      merged: what came of it.
+
+    Raises:
+      OSError: if the disk does not take it.
+    """
+    assert self._journal is not None
+    head = {
+      'kind': 'merge',
+      'round': merge.round,
+      'fragment': merge.fragment,
+      'version': merge.version,
+      'delta_bytes': sum(part.nbytes for part in merged.delta),
+      'state': to_jsonable(state),
+    }
+    # Of a value, the payload follows from the delta.
+    payload = merged.payload if self._model.form == 'update' else b''
+    try:
+      with self._guard:
+        self._journal.append(_packed(head), *merged.delta, payload)
+    except OSError as error:
+      raise OSError(
+        f'The journal {self.folder / "journal"} cannot take the merge of round '
+        f'{merge.round} ({error.strerror or error}), so it is not published; '
+        'free some space, and continue with --config.resume=True.'
+      ) from error
+    self._progress = self._progress.after_merge(state, merge.round)
+    limit = self._options.snapshot_growth * self._snapshot_bytes
+    if self._journal.num_bytes > limit and not self._is_snapshotting:
+      self._begin_snapshot()
+
+  def _begin_snapshot(self) -> None:
+    """Takes copies of everything as it is now, to be written elsewhere."""
+    assert self._journal is not None
+    self._is_snapshotting = True
+    with self._guard:
+      self._journal.begin_segment()
+    number, arrays = self._journal.next_number, self._model.arrays()
+    description = self._describe()
+    self._executor.submit(self._finish_snapshot, number, arrays, description)
+
+  def _finish_snapshot(
+    self, number: int, arrays: dict[str, Any], description: dict[str, Any]
+  ) -> None:
+    try:
+      self._save(number, arrays, description)
+      *superfluous, oldest, _ = self._find_snapshots()
+      for path in superfluous:
+        snapshots.remove(str(path))
+      with self._guard:
+        if self._journal is not None:
+          self._journal.remove_before(int(oldest.name))
+    except OSError as error:
+      # The journal has everything; it only grows longer than it should.
+      self.tell(f'No snapshot was taken: {error}')
+    finally:
+      self._is_snapshotting = False
+
+  def _save(
+    self, number: int, arrays: dict[str, Any], description: dict[str, Any]
+  ) -> None:
+    path = self.folder / 'snapshots' / f'{number:020}'
+    snapshots.save(
+      str(path), arrays, description | {'checksum': _checksum(arrays)}
+    )
+    self._snapshot_bytes = _num_bytes(arrays)
+
+  def _describe(self) -> dict[str, Any]:
+    life, state, merged = self._progress
+    return {
+      'format': FORMAT,
+      'run_id': self._run_id,
+      'layout': self._layout,
+      'life': life,
+      'state': None if state is None else to_jsonable(state),
+      'merged': list(merged),
+    }
+
+  def close(self) -> None:
+    """Lets go of the folder; a second time does nothing."""
+    with self._guard:
+      if self._journal is not None:
+        self._journal.close()
+        self._journal = None
+    if self._lock is not None:
+      os.close(self._lock)
+      self._lock = None
+
+
+def holds_run(folder: str | os.PathLike[str]) -> bool:
+  """Whether there is a run that `SyncerStore.resume` could continue."""
+  path = pathlib.Path(folder) / 'snapshots'
+  return path.is_dir() and any(
+    _SNAPSHOT_NAME.fullmatch(entry.name) for entry in path.iterdir()
+  )
+
+
+def _packed(head: Mapping[str, Any]) -> bytes:
+  text = json.dumps(head, separators=(',', ':')).encode()
+  return _HEAD.pack(len(text)) + text
+
+
+def _unpacked(
+  record: bytes, number: int
+) -> tuple[dict[str, Any], Payload, Payload]:
+  """The JSON of a record, and for a merge its delta and its payload."""
+  try:
+    (length,) = _HEAD.unpack_from(record)
+    end = _HEAD.size + length
+    head = json.loads(record[_HEAD.size : end])
+    middle = end + head.get('delta_bytes', 0)
+    view = memoryview(record)
+    return head, view[end:middle], view[middle:]
+  except (struct.error, ValueError, AttributeError) as error:
+    raise JournalError(
+      f'record {number} is whole, but was not written by this version of '
+      f'decoupled_diloco ({error}); continue with the one that wrote it.'
+    ) from error
+
+
+def _state_of(value: Mapping[str, Any]) -> SyncerState:
+  state: Any = from_jsonable(value)
+  assert isinstance(state, SyncerState)
+  return state
+
+
+def _num_bytes(arrays: Mapping[str, Any]) -> int:
+  return sum(array.nbytes for array in arrays.values())
+
+
+def _checksum(arrays: Mapping[str, Any]) -> str:
+  digest = xxhash.xxh3_64()
+  for name in sorted(arrays):
+    digest.update(name.encode())
+    digest.update(np.ascontiguousarray(arrays[name]).view(np.uint8))
+  return digest.hexdigest()
