@@ -152,9 +152,10 @@ def held_out(options: RunOptions) -> dict[str, np.ndarray] | None:
     return data.held_out_batches(options.data, count)
 
 
-def clock() -> Callable[[], float]:
-  """A clock that begins at 0 now."""
-  start = time.monotonic()
+def clock(began_at: float | None = None) -> Callable[[], float]:
+  """A clock that began at 0 at this Unix time, never before now; or now."""
+  elapsed = 0.0 if began_at is None else max(time.time() - began_at, 0.0)
+  start = time.monotonic() - elapsed
   return lambda: time.monotonic() - start
 
 

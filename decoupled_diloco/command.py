@@ -58,7 +58,7 @@ def run(argv: list[str], usage: str) -> int:
 def _serve_launcher(options: RunOptions) -> int:
   with local_run.reporting() as reporter:
     with entry.setting_up(reporter.error):
-      setup = roles.set_up_syncer(options)
+      setup = roles.set_up_syncer(options, reporter.tell)
     with entry.at_work(reporter.error):
       result = roles.run_syncer(setup, reporter.tell)
     reporter.result(result)
@@ -70,9 +70,9 @@ def _serve_launcher(options: RunOptions) -> int:
 def _serve(options: RunOptions) -> int:
   folder = RunFolder(options.workdir)
   with entry.setting_up():
-    folder.claim()
+    folder.claim(resume=options.resume)
     try:
-      setup = roles.set_up_syncer(options)
+      setup = roles.set_up_syncer(options, entry.say)
     except BaseException:
       folder.unclaim()
       raise

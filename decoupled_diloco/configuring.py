@@ -37,6 +37,7 @@ _TOP = {
   'workdir': 'runs/default',
   'seed': 0,
   'learner': 0,
+  'resume': False,
   'task': 'language_model',
 }
 _SECTIONS: Mapping[str, type] = {

@@ -88,7 +88,7 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
   """
   folder = RunFolder(options.workdir)
   with entry.setting_up():
-    folder.claim()
+    folder.claim(resume=options.resume)
   watcher = Watcher(folder)
   local = LocalRun(watcher)
   launcher = Launcher(
@@ -139,11 +139,16 @@ def command(
     folder: of the run.
     role: 'syncer' or 'learner'.
     learner: its number; the syncer has none.
-    address: of the syncer, for learners.
+    address: of the syncer, for learners; for a syncer that is started again,
+      where it was.
   """
   changes = {'role': role, 'workdir': str(folder.root)}
   if role == 'learner':
-    changes |= {'learner': str(learner), 'syncer.address': address}
+    changes['learner'] = str(learner)
+  elif address:
+    changes['resume'] = 'True'
+  if address:
+    changes['syncer.address'] = address
   return [
     sys.executable,
     '-m',

@@ -18,6 +18,7 @@ class RunFolder:
     result: how the run ended.
     summary: all figures of the run at its end.
     checkpoint: the final global model.
+    syncer: what the syncer must not lose.
     logs: what processes print.
   """
 
@@ -29,24 +30,31 @@ class RunFolder:
     self.result = self.root / 'result.json'
     self.summary = self.root / 'summary.json'
     self.checkpoint = self.root / 'checkpoint'
+    self.syncer = self.root / 'syncer'
     self.logs = self.root / 'logs'
 
   def learner_tape(self, learner: int) -> pathlib.Path:
     """The events of a learner."""
     return self.root / 'learners' / str(learner) / 'events.jsonl'
 
-  def claim(self) -> None:
+  def claim(self, *, resume: bool = False) -> None:
     """Makes the folder, for one run.
+
+    Args:
+      resume: whether a run that is there is the one. That no other process
+        continues it as well, the syncer's own lock ensures.
 
     Raises:
       ValueError: if it holds another run, or cannot be made or written.
     """
+    if resume and self.syncer.exists():
+      return
     for path, what in ((self.tape, 'run'), (self.checkpoint, 'checkpoint')):
       if path.exists():
         raise ValueError(
           f'config.workdir={self.root} must be a folder for this run alone, '
           f'and holds a {what} already ({path.name}); choose another folder, '
-          'or remove that one.'
+          'remove that one, or continue it with --config.resume=True.'
         )
     self.make(self.root)
     try:

@@ -20,6 +20,7 @@ from decoupled_diloco.protocol.quorum import QuorumOptions
 from decoupled_diloco.protocol.schedule import ScheduleOptions
 from decoupled_diloco.protocol.syncer_state import BudgetOptions
 from decoupled_diloco.protocol.weights import StalenessOptions
+from decoupled_diloco.runtime.durability_options import DurabilityOptions
 from decoupled_diloco.runtime.launch_options import LaunchOptions
 from decoupled_diloco.runtime.throttle import ThrottleOptions
 from decoupled_diloco.training.global_model import OuterOptions
@@ -110,6 +111,8 @@ class RunOptions:
     workdir: folder for whatever the run writes.
     seed: of initialisation, data order and sampling.
     learner: which learner this process is, if its role is 'learner'.
+    resume: whether to continue the run in `workdir`, if there is one; otherwise
+      a run there is an error.
     task: 'language_model' (`model` on `data`), 'image' (`vit` on `images`), or
       'package.module:function', a function from these options to a
       `tasks.Task` for the batches of `data`.
@@ -119,6 +122,7 @@ class RunOptions:
   workdir: str
   seed: int
   learner: int
+  resume: bool
   task: str
   schedule: ScheduleOptions
   fragments: FragmentOptions
@@ -129,6 +133,7 @@ class RunOptions:
   outliers: OutlierOptions
   lead: LeadOptions
   budget: BudgetOptions
+  durability: DurabilityOptions
   outer: OuterOptions
   adopt: AdoptOptions
   wire: WireOptions
@@ -211,7 +216,7 @@ def _check_launch(options: RunOptions) -> None:
   """Whether the faults to inject concern learners that there are."""
   M = options.membership.num_learners
   for learner, _ in options.launch.kill:
-    if not 0 <= learner < M:
+    if isinstance(learner, int) and not 0 <= learner < M:
       raise ValueError(
         f'config.launch.kill={options.launch.kill} names learner {learner}; '
         f'name one of 0 to {M - 1}.'

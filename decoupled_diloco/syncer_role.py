@@ -1,6 +1,7 @@
 """The syncer of a run, put together from its options; and what it leaves."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import uuid
@@ -13,6 +14,7 @@ import numpy as np
 from decoupled_diloco import building, measuring, stopping, tasks
 from decoupled_diloco.observe.tape import TapeHeader, TapeWriter
 from decoupled_diloco.ops import payloads
+from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.protocol.syncer_state import (
   SyncerOptions,
   SyncerState,
@@ -21,6 +23,11 @@ from decoupled_diloco.run_folder import RunFolder, write_whole
 from decoupled_diloco.run_options import RunOptions
 from decoupled_diloco.runtime.layout import layout_digest
 from decoupled_diloco.runtime.syncer_server import SyncerServer
+from decoupled_diloco.runtime.syncer_store import (
+  Restored,
+  SyncerStore,
+  holds_run,
+)
 from decoupled_diloco.storage import snapshots
 from decoupled_diloco.training.global_model import GlobalModel
 from decoupled_diloco.training.wire_format import wire_format
@@ -109,7 +116,9 @@ class SyncerSetup:
     initial: the parameters that the run begins with.
     held_out: batches that the global model is measured on, or None.
     final: what the run ends with.
-    executor, saver: where its merges run, and where the final model is saved.
+    store: what it must not lose.
+    executor, saver: where its merges run, and where snapshots and the final
+      model are saved.
   """
 
   options: RunOptions
@@ -120,15 +129,30 @@ class SyncerSetup:
   server: SyncerServer
   final: FinalModel
   tape: TapeWriter
+  store: SyncerStore
   executor: concurrent.futures.Executor
   saver: concurrent.futures.Executor
 
+  def close(self) -> None:
+    """Ends what still runs, and lets go of all files."""
+    for executor in (self.executor, self.saver):
+      executor.shutdown(cancel_futures=True)
+    self.tape.close()
+    self.store.close()
 
-def set_up_syncer(options: RunOptions) -> SyncerSetup:
+
+def set_up_syncer(
+  options: RunOptions, tell: Callable[[str], None] = lambda text: None
+) -> SyncerSetup:
   """Builds a syncer, lets it listen, and leaves its address in the workdir.
 
+  Args:
+    options: of the run.
+    tell: is told what was found of a run that is continued.
+
   Raises:
-    ValueError: if the options do not fit the model or the data.
+    ValueError: if the options do not fit the model, the data, or the run that
+      is to be continued.
     OSError: if the address or the folder cannot be used.
   """
   options = building.fitted_to_data(options)
@@ -142,60 +166,53 @@ def set_up_syncer(options: RunOptions) -> SyncerSetup:
     max_peers=2 * options.membership.num_learners + 8,
   )
   initial = jax.jit(task.init)(jax.random.key(options.seed))
-  wire = wire_format(options.wire)
   model = GlobalModel(
     plan,
     initial,
     tx=options.outer.optimizer(options.budget.outer_steps(options.schedule)),
     merge=options.outer.merge,
     embedding_merge=options.outer.embedding_merge,
-    wire=wire,
+    wire=wire_format(options.wire),
     num_learners=options.membership.num_learners,
   )
-  machine_options = SyncerOptions(
-    run_id=uuid.uuid4().hex[:12],
-    layout=layout_digest(plan, options.schedule, options.wire),
-    schedule=options.schedule,
-    membership=options.membership,
-    quorum=options.quorum,
-    grace=options.grace,
-    staleness=options.staleness,
-    budget=options.budget,
-    max_rounds_in_flight=options.lead.max_rounds_in_flight,
-    outliers=options.outliers,
-  )
-  facts = {
-    'codec_up': options.wire.up,
-    'codec_down': f'{options.wire.down} {options.wire.down_form}',
-    'fragment_value_bytes': [
-      payloads.encoded_nbytes(wire.value, plan.shapes(p))
-      for p in range(plan.num_fragments)
-    ],
-  }
   folder = RunFolder(options.workdir)
   folder.make(folder.root)
-  tape = TapeWriter(
-    folder.tape, TapeHeader.of('syncer', machine_options, plan.sizes, facts)
-  )
   final = FinalModel(folder, model, initial)
   executor = concurrent.futures.ThreadPoolExecutor(1, 'merge')
   # Of its own: what is final shall not wait for what is being compiled.
   saver = concurrent.futures.ThreadPoolExecutor(1, 'save')
-  server = SyncerServer(
-    machine_options,
+  layout = layout_digest(plan, options.schedule, options.wire)
+  store = SyncerStore(
+    folder.syncer,
     model,
-    endpoint,
-    executor=executor,
-    save=lambda: final.save(server.state),
-    saver=saver,
-    record=tape.record,
-    clock=building.clock(),
+    layout=layout,
+    options=options.durability,
+    executor=saver,
+    tell=tell,
   )
-  try:
+  with contextlib.ExitStack() as undo:
+    undo.callback(store.close)
+    restored = _open(store, options, tell)
+    machine_options = _machine_options(options, restored.run_id, layout)
+    header = _tape_header(options, machine_options, plan)
+    tape = undo.enter_context(
+      contextlib.closing(TapeWriter(folder.tape, header))
+    )
+    server = SyncerServer(
+      machine_options,
+      model,
+      endpoint,
+      executor=executor,
+      save=lambda: final.save(server.state),
+      saver=saver,
+      keep_merge=store.record,
+      record=tape.record,
+      clock=building.clock(restored.began_at),
+    )
+    if restored.life > 1:
+      server.resume(restored.life, restored.state, restored.merged)
     write_whole(folder.address, server.start())
-  except BaseException:
-    tape.close()
-    raise
+    undo.pop_all()
   return SyncerSetup(
     options=options,
     task=task,
@@ -205,9 +222,58 @@ def set_up_syncer(options: RunOptions) -> SyncerSetup:
     server=server,
     final=final,
     tape=tape,
+    store=store,
     executor=executor,
     saver=saver,
   )
+
+
+def _open(
+  store: SyncerStore, options: RunOptions, tell: Callable[[str], None]
+) -> Restored:
+  """Begins a run, or finds the one that is to be continued."""
+  if not (options.resume and holds_run(store.folder)):
+    return store.begin(uuid.uuid4().hex[:12])
+  restored = store.resume()
+  for note in restored.notes:
+    tell(note)
+  tell(
+    f'Continues run {restored.run_id}; {restored.num_replayed:,} merges came '
+    'from its journal.'
+  )
+  return restored
+
+
+def _machine_options(
+  options: RunOptions, run_id: str, layout: str
+) -> SyncerOptions:
+  return SyncerOptions(
+    run_id=run_id,
+    layout=layout,
+    schedule=options.schedule,
+    membership=options.membership,
+    quorum=options.quorum,
+    grace=options.grace,
+    staleness=options.staleness,
+    budget=options.budget,
+    max_rounds_in_flight=options.lead.max_rounds_in_flight,
+    outliers=options.outliers,
+  )
+
+
+def _tape_header(
+  options: RunOptions, machine_options: SyncerOptions, plan: FragmentPlan
+) -> TapeHeader:
+  value = wire_format(options.wire).value
+  facts = {
+    'codec_up': options.wire.up,
+    'codec_down': f'{options.wire.down} {options.wire.down_form}',
+    'fragment_value_bytes': [
+      payloads.encoded_nbytes(value, plan.shapes(p))
+      for p in range(plan.num_fragments)
+    ],
+  }
+  return TapeHeader.of('syncer', machine_options, plan.sizes, facts)
 
 
 def run_syncer(
@@ -227,7 +293,7 @@ def run_syncer(
   """
   server, final = setup.server, setup.final
   stopped_by: list[int] = []
-  final.tell = tell
+  final.tell = setup.store.tell = tell
   compiling = [
     setup.executor.submit(setup.model.compile, p)
     for p in range(setup.model.plan.num_fragments)
@@ -245,9 +311,7 @@ def run_syncer(
         future.result()
   finally:
     server.close(_GOODBYE_SECONDS)
-    for executor in (setup.executor, setup.saver):
-      executor.shutdown(cancel_futures=True)
-    setup.tape.close()
+    setup.close()
   result = Result(
     reason=finish.reason,
     has_met_budget=server.state.has_met_budget,

@@ -20,6 +20,7 @@ from decoupled_diloco.protocol.events import (
   Event,
   MergeDone,
   MessageArrived,
+  Restarted,
 )
 from decoupled_diloco.protocol.messages import (
   Contribution,
@@ -217,9 +218,23 @@ def _accept(status: RunStatus, event: Event) -> None:
     status.accepted_elements += status.fragment_sizes[entry.fragment]
 
 
+def go_on(status: RunStatus, event: Restarted) -> None:
+  """The syncer was started again, and goes on with the run."""
+  for round_ in event.merged:
+    if round_ in status.merging:
+      _credit(status, round_)
+  status.merging.clear()
+  status.accepted.clear()
+  if event.state is not None:
+    # Of what happened just before, the tape may have missed something.
+    merged = event.state.rounds_merged + len(event.merged)
+    status.rounds_merged = max(status.rounds_merged, merged)
+  if status.opened_at is not None:
+    status.phase = words.RUNNING
+
+
 def _merged(status: RunStatus, event: MergeDone, publish: Publish) -> None:
-  """A round is merged and durable: everything in it is credited now."""
-  status.rounds_merged += 1
+  """A round is merged and durable."""
   status.contributors = publish.contributors
   status.published_bits += 8 * event.num_bytes
   status.published_elements += status.fragment_sizes[publish.fragment]
@@ -230,12 +245,20 @@ def _merged(status: RunStatus, event: MergeDone, publish: Publish) -> None:
     status.receipts_due[publish.fragment] = ReceiptsDue(
       publish.round, frozenset(publish.learners)
     )
-  merge = status.merging.pop(publish.round, None)
-  shares = merge.shares if merge else ()
-  weights = {share.learner: share.weight for share in shares}
+  _credit(status, publish.round)
+  status.merged_tokens = max(status.merged_tokens, publish.merged_tokens)
+
+
+def _credit(status: RunStatus, round_: int) -> None:
+  """Everything in a round is credited, now that it is merged."""
+  status.rounds_merged += 1
+  merge = status.merging.pop(round_, None)
+  weights = (
+    {share.learner: share.weight for share in merge.shares} if merge else {}
+  )
   total_weight = sum(weights.values())
   for number, learner in status.learners.items():
-    entry = status.accepted.pop((publish.round, number), None)
+    entry = status.accepted.pop((round_, number), None)
     if number not in weights or entry is None:
       learner.count_round(None, 0, 0.0)
       continue
@@ -246,7 +269,7 @@ def _merged(status: RunStatus, event: MergeDone, publish: Publish) -> None:
     )
     learner.count_round(
       weights[number] / total_weight,
-      publish.version - 1 - entry.base_version,
+      merge.version - 1 - entry.base_version if merge else 0,
       tokens,
     )
 

@@ -19,6 +19,7 @@ from decoupled_diloco.protocol.events import (
   ConnectionLost,
   Event,
   MessageArrived,
+  Restarted,
 )
 
 
@@ -34,8 +35,8 @@ def init(header: TapeHeader) -> RunStatus:
 def resume(status: RunStatus, header: TapeHeader) -> RunStatus:
   """The syncer was started again: its connections and payloads are gone.
 
-  What was accepted and not merged is not useful any more; a merge that was
-  under way and of which the tape has no end is not counted.
+  Its first event says which of the merges that were under way are durable, if
+  it goes on with the run; of the others nothing is left.
 
   Raises:
     ValueError: if the header is that of another run.
@@ -57,8 +58,6 @@ def resume(status: RunStatus, header: TapeHeader) -> RunStatus:
   for learner in status.learners.values():
     if learner.is_connected:
       learner.lose('the syncer was started again', with_syncer=True)
-  status.accepted.clear()
-  status.merging.clear()
   status.receipts_due.clear()
   status.phase = words.GATHERING
   status.is_resuming = True
@@ -121,6 +120,8 @@ def update(
       bookkeeping.hear(status, event)
     case ConnectionLost(learner=learner, incarnation=incarnation):
       bookkeeping.lose(status, learner, incarnation, event.reason)
+    case Restarted():
+      bookkeeping.go_on(status, event)
   for effect in effects:
     bookkeeping.take_effect(status, event, effect)
   return status

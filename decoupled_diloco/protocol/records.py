@@ -28,12 +28,12 @@ from decoupled_diloco.protocol.rounds import Round, Stage
 from decoupled_diloco.protocol.syncer_state import Phase, SyncerState
 
 Record: TypeAlias = Message | Event | Effect | PayloadFacts | Share
-_Part: TypeAlias = (
+Part: TypeAlias = (
   SyncerState | Round | Member | GraceState | OutlierState | Sample
 )
 
 _RECORDS: Mapping[str, type] = {
-  record.__name__: record for record in (*get_args(Record), *get_args(_Part))
+  record.__name__: record for record in (*get_args(Record), *get_args(Part))
 }
 _ENUMS: Mapping[tuple[type, str], type[enum.StrEnum]] = {
   (Refusal, 'reason'): Reason,
@@ -42,7 +42,7 @@ _ENUMS: Mapping[tuple[type, str], type[enum.StrEnum]] = {
 }
 
 
-def to_jsonable(record: Record) -> dict[str, Any]:
+def to_jsonable(record: Record | Part) -> dict[str, Any]:
   """A record as a JSON object whose first member is its type."""
 
   def convert(value: Any) -> Any:
@@ -84,7 +84,7 @@ def to_json(record: Record) -> str:
   return json.dumps(to_jsonable(record), separators=(',', ':'))
 
 
-def from_jsonable(value: Mapping[str, Any]) -> Record:
+def from_jsonable(value: Mapping[str, Any]) -> Any:
   """The inverse of `to_jsonable`.
 
   Raises:

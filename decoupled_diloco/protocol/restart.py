@@ -72,7 +72,7 @@ def _absent(member: Member, now: float) -> Member:
     is_connected=False,
     is_ready=False,
     admitted_at=now,
-    last_seen=now,
+    last_seen=min(member.last_seen, now),
     last_round=max(member.merged_rounds),
   )
 

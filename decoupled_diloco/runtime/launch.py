@@ -1,7 +1,7 @@
 """A whole run on one machine: start, watch and restart its processes.
 
 `Launcher` starts one syncer and M learners as processes of their own, restarts
-learners that die, injects the kills that were asked for, and leaves no process
+those that die, injects the kills that were asked for, and leaves no process
 behind, however it ends itself.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from decoupled_diloco.runtime import processes
 from decoupled_diloco.runtime.launch_options import (
   EXIT_USAGE,
+  SYNCER,
   LaunchError,
   LaunchOptions,
 )
@@ -52,7 +53,8 @@ class Launcher:
   Args:
     options: see there.
     command: arguments of a process, given its role and the learner's number
-      (-1 for the syncer) and the syncer's address ('' for the syncer).
+      (-1 for the syncer) and the syncer's address ('' for the syncer, unless it
+      is to continue its run there).
     num_learners: M.
     workdir: where logs go, and where the syncer leaves its address in the file
       `address`.
@@ -81,6 +83,12 @@ class Launcher:
     self._hear = hear
     self._syncer: subprocess.Popen | None = None
     self._syncer_error = ''
+    self._syncer_restarts = 0
+    self._syncer_kills = [
+      share for whom, share in options.kill if whom == SYNCER
+    ]
+    self._progress = progress
+    self._report = processes.ReportPipe()
     self._address = ''
     self._has_begun = False
     self._stop: _Stop | None = None
@@ -104,31 +112,34 @@ class Launcher:
       LaunchError: if the syncer dies or has to be killed, if a learner may not
         take part, or if a stop was requested before the run began.
     """
-    report = processes.ReportPipe()
 
     def poll() -> None:
       on_poll()
-      for line in report.lines():
+      for line in self._report.lines():
         if line.startswith('error: '):
           self._syncer_error = line.removeprefix('error: ')
         else:
           self._hear(line)
 
     try:
-      syncer = self._start_syncer(report)
+      syncer = self._start_syncer()
       self._wait_for_address(syncer, poll, poll_seconds)
-      while syncer.poll() is None:
+      while True:
+        while syncer.poll() is None:
+          poll()
+          self._fleet.watch(is_stopping=self._stop is not None)
+          self._inject_kills(syncer)
+          self._kill_late(syncer)
+          time.sleep(poll_seconds)
         poll()
-        self._fleet.watch(is_stopping=self._stop is not None)
-        self._fleet.inject_kills()
-        self._kill_late(syncer)
-        time.sleep(poll_seconds)
-      poll()
+        if not self._may_restart(syncer.returncode):
+          break
+        syncer = self._restart_syncer(syncer.returncode)
       self._check_syncer(syncer)
       self._wait_for_learners(poll, poll_seconds)
     finally:
       self._end_all()
-      report.close()
+      self._report.close()
 
   def request_stop(self, number: int = signal.SIGTERM) -> None:
     """Asks the syncer to drain and end; may be called from a signal handler.
@@ -151,16 +162,47 @@ class Launcher:
       is_early = not self._has_begun
       processes.send(self._syncer, signal.SIGTERM if is_early else stop.number)
 
-  def _start_syncer(self, report: processes.ReportPipe) -> subprocess.Popen:
+  def _start_syncer(self) -> subprocess.Popen:
     (self._workdir / 'address').unlink(missing_ok=True)
     if self._stop is not None:
       raise self._stop.error()
     self._syncer = processes.spawn(
-      self._command('syncer', -1, ''), self._log(), report=report
+      self._command('syncer', -1, self._address),
+      self._log(),
+      report=self._report,
     )
     if self._stop is not None:  # It came while nobody could be told.
       self._pass_on(self._stop)
     return self._syncer
+
+  def _may_restart(self, code: int) -> bool:
+    """Whether a syncer that has ended so is to be started again.
+
+    One that says itself why it cannot go on would say so again.
+    """
+    return (
+      code < 0
+      and self._stop is None
+      and self._syncer_restarts < self._options.max_restarts
+    )
+
+  def _restart_syncer(self, code: int) -> subprocess.Popen:
+    """Starts the syncer again where it was; learners train meanwhile."""
+    self._syncer_restarts += 1
+    self._tell(
+      f'the syncer is dead ({processes.describe(code)}); it starts again'
+    )
+    self._report.close()
+    self._report = processes.ReportPipe()
+    return self._start_syncer()
+
+  def _inject_kills(self, syncer: subprocess.Popen) -> None:
+    self._fleet.inject_kills()
+    done = self._progress()
+    for share in [s for s in self._syncer_kills if done >= s]:
+      self._syncer_kills.remove(share)
+      self._tell(f'killing the syncer (SIGKILL) at {done:.0%} of the run')
+      processes.send(syncer, signal.SIGKILL)
 
   def _wait_for_address(
     self,

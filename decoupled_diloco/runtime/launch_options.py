@@ -6,6 +6,8 @@ from typing import Any
 # The exit code with which a process says that starting it again cannot help: a
 # bad configuration, or a rejection.
 EXIT_USAGE = 2
+# Whom a fault befalls, if it is no learner.
+SYNCER = 'syncer'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +18,13 @@ class LaunchOptions:
     pin_cores: whether each learner stays on a core of its own (in turn). It
       raises the throughput of several learners on few cores a lot.
     restart_seconds: pause before a dead learner is started again.
-    max_restarts: of one learner; after that the run goes on without it.
+    max_restarts: of one learner; after that the run goes on without it. As
+      often the syncer is started again when it was killed.
     start_seconds: how long the syncer may take to listen.
     stop_seconds: how long everything may take to end in order when it should,
       the final checkpoint included; what is left then is killed.
-    kill: faults to inject, as ((learner, share of the run), ...): each learner
-      is killed with SIGKILL when that share of the rounds is done.
+    kill: faults to inject, as ((learner, share of the run), ...): each learner,
+      or 'syncer', is killed with SIGKILL when that share of the run is done.
   """
 
   pin_cores: bool = True
@@ -29,7 +32,7 @@ class LaunchOptions:
   max_restarts: int = 3
   start_seconds: float = 120.0
   stop_seconds: float = 10.0
-  kill: tuple[tuple[int, float], ...] = ()
+  kill: tuple[tuple[int | str, float], ...] = ()
 
   def __post_init__(self):
     object.__setattr__(self, 'kill', _as_kills(self.kill))
@@ -41,25 +44,28 @@ class LaunchOptions:
         raise ValueError(f'{name}={getattr(self, name)} must be positive.')
 
 
-def _as_kills(value: Any) -> tuple[tuple[int, float], ...]:
+def _as_kills(value: Any) -> tuple[tuple[int | str, float], ...]:
   """Faults to inject, from whatever a config gives."""
   rule = (
-    f'kill={value!r} must be pairs of a learner and a share of the run between '
-    '0 and 1; for example ((2, 0.4),).'
+    f"kill={value!r} must be pairs of a learner, or 'syncer', and a share of "
+    'the run between 0 and 1; for example ((2, 0.4),).'
   )
   if not isinstance(value, tuple | list):
     raise ValueError(rule)
-  kills = []
+  kills: list[tuple[int | str, float]] = []
   for pair in value:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
       raise ValueError(rule)
     try:
-      learner, share = int(pair[0]), float(pair[1])
+      whom = SYNCER if pair[0] == SYNCER else int(pair[0])
+      share = float(pair[1])
+      if whom != SYNCER and whom != float(pair[0]):
+        raise ValueError(rule)
     except (TypeError, ValueError):
       raise ValueError(rule) from None
-    if learner != float(pair[0]) or not 0 < share < 1:
+    if not 0 < share < 1:
       raise ValueError(rule)
-    kills.append((learner, share))
+    kills.append((whom, share))
   return tuple(kills)
 
 

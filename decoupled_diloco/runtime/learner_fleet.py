@@ -59,7 +59,9 @@ class LearnerFleet:
     self._logs = logs
     self._progress = progress
     self._tell = tell
-    self._kills = list(options.kill)
+    self._kills = [
+      (whom, share) for whom, share in options.kill if isinstance(whom, int)
+    ]
     self._learners: dict[int, _Learner] = {}
     self._num_learners = num_learners
 

@@ -12,7 +12,6 @@ before it superfluous; the one before is kept as well, with the records since,
 in case that the newest is damaged.
 """
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -32,6 +31,7 @@ import xxhash
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol.records import from_jsonable, to_jsonable
 from decoupled_diloco.protocol.syncer_state import SyncerState
+from decoupled_diloco.runtime.durability_options import DurabilityOptions
 from decoupled_diloco.storage import snapshots
 from decoupled_diloco.storage.disk import Disk
 from decoupled_diloco.storage.journal import Journal, JournalError
@@ -45,26 +45,6 @@ _KEPT_SNAPSHOTS = 2
 _TELL_SECONDS = 5.0
 
 
-@dataclasses.dataclass(frozen=True)
-class DurabilityOptions:
-  """How a syncer keeps what it must not lose.
-
-  Attributes:
-    snapshot_growth: a snapshot is taken when the journal has grown to so many
-      times the size of one. More means less to write, and more to replay after
-      a crash.
-  """
-
-  snapshot_growth: float = 4.0
-
-  def __post_init__(self):
-    if not self.snapshot_growth > 0:
-      raise ValueError(
-        f'snapshot_growth={self.snapshot_growth} must be positive; 4 writes a '
-        'quarter more than the journal alone.'
-      )
-
-
 class StoreError(ValueError):
   """A run cannot be continued from its folder; says why and what to do."""
 
@@ -74,6 +54,7 @@ class Restored(NamedTuple):
 
   Attributes:
     run_id: its name.
+    began_at: when it began, in seconds of Unix time.
     life: how often its syncer was started, this time included.
     state: what the machine remembered when the last merge began; None if there
       was none.
@@ -83,6 +64,7 @@ class Restored(NamedTuple):
   """
 
   run_id: str
+  began_at: float
   life: int
   state: SyncerState | None
   merged: tuple[int, ...]
@@ -139,6 +121,7 @@ class SyncerStore:
     self._executor = executor
     self._disk = disk
     self._run_id = ''
+    self._began_at = 0.0
     self._progress = _Progress()
     self._journal: Journal | None = None
     self._guard = threading.Lock()  # Of the journal.
@@ -148,7 +131,7 @@ class SyncerStore:
 
   # Opening.
 
-  def begin(self, run_id: str) -> None:
+  def begin(self, run_id: str) -> Restored:
     """Begins a run: its initial parameters are durable when this returns.
 
     Raises:
@@ -161,10 +144,11 @@ class SyncerStore:
         f'{self.folder} holds a run already ({found[-1].name}); continue it '
         'with --config.resume=True, or choose another config.workdir.'
       )
-    self._run_id = run_id
+    self._run_id, self._began_at = run_id, time.time()
     self._save(0, self._model.arrays(), self._describe())
     self._open_journal()
     self._begin_life()
+    return Restored(run_id, self._began_at, 1, None, (), 0, ())
 
   def resume(self) -> Restored:
     """Brings the model to where the run was.
@@ -187,7 +171,9 @@ class SyncerStore:
     count = self._replay(journal, number, notes)
     self._begin_life()
     life, state, merged = self._progress
-    return Restored(self._run_id, life, state, merged, count, tuple(notes))
+    return Restored(
+      self._run_id, self._began_at, life, state, merged, count, tuple(notes)
+    )
 
   def _acquire(self) -> None:
     try:
@@ -251,6 +237,7 @@ class SyncerStore:
       self._model.restore(arrays)
       self._snapshot_bytes = _num_bytes(arrays)
       self._run_id = description['run_id']
+      self._began_at = description['began_at']
       state = description['state']
       self._progress = _Progress(
         description['life'],
@@ -390,6 +377,7 @@ class SyncerStore:
     return {
       'format': FORMAT,
       'run_id': self._run_id,
+      'began_at': self._began_at,
       'layout': self._layout,
       'life': life,
       'state': None if state is None else to_jsonable(state),
@@ -452,5 +440,5 @@ def _checksum(arrays: Mapping[str, Any]) -> str:
   digest = xxhash.xxh3_64()
   for name in sorted(arrays):
     digest.update(name.encode())
-    digest.update(np.ascontiguousarray(arrays[name]).view(np.uint8))
+    digest.update(np.ascontiguousarray(arrays[name]).view(np.uint8).data)
   return digest.hexdigest()

@@ -64,7 +64,7 @@ class TransportOptions:
   endpoint_queue: int = 64
   receive_queue: int = 4
   backoff_initial_seconds: float = 0.2
-  backoff_maximum_seconds: float = 10.0
+  backoff_maximum_seconds: float = 2.0
   backoff_jitter: float = 0.5
   acknowledge_seconds: float = 0.05
   bulk_delay_seconds: float = 1.0

@@ -24,6 +24,7 @@ from decoupled_diloco.protocol.events import (
   ConnectionLost,
   MessageArrived,
   PayloadFacts,
+  Restarted,
   TimePassed,
 )
 
@@ -204,10 +205,10 @@ def test_a_restarted_syncer_continues(hand_made, new_start):
   status = _status(hand_made, until=9.0)
   resume(status, header)
   assert {x.state for x in status.learners.values()} == {'absent'}
+  event = Restarted(new_start, 2, None)
+  update(status, event, (Broadcast(m.RoundOpened(1, 1)),))
   # The contribution to round 1 was accepted, and is lost.
   assert status.accepted == {}
-  event = TimePassed(new_start)
-  update(status, event, (Broadcast(m.RoundOpened(1, 1)),))
   # A clock that began anew is moved to follow on the old one.
   away = 91.0 if new_start else 0.0
   assert status.now == 9.0 + away
@@ -222,6 +223,19 @@ def test_a_restarted_syncer_continues(hand_made, new_start):
   assert len(status.faults) == 1
   assert status.learners[0].restarts == 0
   assert status.learners[0].last_seen == 10.0 + away
+
+
+@pytest.mark.parametrize('is_durable', [True, False])
+def test_a_merge_whose_end_the_tape_has_not(hand_made, is_durable):
+  header, _ = hand_made
+  whole = _status(hand_made, until=7.0)
+  status = _status(hand_made, until=6.0)
+  resume(status, header)
+  update(status, Restarted(9.0, 2, None, (0,) if is_durable else ()), ())
+  assert status.rounds_merged == int(is_durable)
+  assert status.merged_tokens == (whole.merged_tokens if is_durable else 0)
+  assert status.merging == {}
+  assert status.phase == 'running'
 
 
 def test_a_status_only_resumes_its_own_run(hand_made):

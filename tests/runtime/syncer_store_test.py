@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from decoupled_diloco.runtime.durability_options import DurabilityOptions
 from decoupled_diloco.runtime.syncer_store import (
-  DurabilityOptions,
   StoreError,
   SyncerStore,
 )

@@ -18,7 +18,7 @@ from decoupled_diloco.transport.options import TransportOptions
     ({'backoff_jitter': 1.5}, 'backoff_jitter=1.5 must be between 0 and 1'),
     (
       {'backoff_initial_seconds': 11},
-      'backoff_initial_seconds=11 must not exceed backoff_maximum_seconds=10',
+      'backoff_initial_seconds=11 must not exceed backoff_maximum_seconds=2',
     ),
     (
       {'acknowledge_seconds': 2},
