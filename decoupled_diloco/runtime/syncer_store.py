@@ -17,10 +17,11 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -139,7 +140,12 @@ class SyncerStore:
       OSError: if it cannot be written.
     """
     self._acquire()
-    if found := self._find_snapshots():
+    found = self._find_snapshots()
+    if found and self._is_blank(found):
+      # The process that began it has ended before anything was merged.
+      shutil.rmtree(self.folder / 'journal', ignore_errors=True)
+      snapshots.remove(str(found[0]))
+    elif found:
       raise StoreError(
         f'{self.folder} holds a run already ({found[-1].name}); continue it '
         'with --config.resume=True, or choose another config.workdir.'
@@ -174,6 +180,20 @@ class SyncerStore:
     return Restored(
       self._run_id, self._began_at, life, state, merged, count, tuple(notes)
     )
+
+  def _is_blank(self, found: Sequence[pathlib.Path]) -> bool:
+    """Whether nothing was merged in the run whose snapshots these are."""
+    if [int(path.name) for path in found] != [0]:
+      return False
+    self._run_id = snapshots.describe(str(found[0]))['run_id']
+    journal = self._open_journal()
+    is_blank = all(
+      _unpacked(record, number)[0]['kind'] == 'life'
+      for number, record in journal.records(0)
+    )
+    journal.close()
+    self._journal = None
+    return is_blank
 
   def _acquire(self) -> None:
     try:

@@ -119,10 +119,30 @@ def restore(folder: str, like: Any) -> Checkpoint:
       )
     except (KeyError, ValueError) as error:
       raise DamagedError(
-        f'the checkpoint at {path} does not hold these parameters: {error}; '
+        f'the checkpoint at {path} does not hold these parameters: '
+        f'{_short(error)}; '
         'use the config it was written with.'
       ) from error
   return Checkpoint(restored.params, restored.description)
+
+
+def describe(folder: str) -> Mapping[str, Any]:
+  """The description of a checkpoint alone.
+
+  Raises:
+    DamagedError: if it cannot be decoded.
+  """
+  path = epath.Path(folder).resolve()
+  with ocp.Checkpointer(_handler()) as checkpointer:
+    try:
+      restored = checkpointer.restore(
+        path, args=ocp.args.Composite(description=ocp.args.JsonRestore())
+      )
+    except (KeyError, ValueError, OSError) as error:
+      raise DamagedError(
+        f'the description of {path} cannot be read: {_short(error)}'
+      ) from error
+  return restored.description
 
 
 def remove(folder: str) -> None:
@@ -197,6 +217,11 @@ def _why_unwritable(error: OSError | ValueError) -> str | None:
   if found := re.match(r'([A-Z]+(?:_[A-Z]+)*): ', str(error)):
     return found[1]
   return None
+
+
+def _short(error: Exception) -> str:
+  """An error without the specification that tensorstore adds to each."""
+  return str(error).partition(' [tensorstore_spec')[0][:500]
 
 
 def _check_shapes(stored: Any, wanted: Any) -> None:

@@ -45,7 +45,9 @@ class InnerOptions:
     decay_steps: global step at which the decay has ended.
     final_fraction: of the peak, from `decay_steps` on.
     rejoin_warmup_steps: steps over which a learner with a fresh optimizer
-      state goes from 0 to the run's learning rate; 0 for none.
+      state goes from 0 to the run's learning rate; 0 for none. By default the
+      memory of the second moment, 1 / (1 - b2): until that is filled, Adam's
+      steps are many times longer than those of its peers.
   """
 
   optimizer: str = 'adamw'
@@ -59,7 +61,7 @@ class InnerOptions:
   decay: str = 'cosine'
   decay_steps: int = 1000
   final_fraction: float = 0.05
-  rejoin_warmup_steps: int = 10
+  rejoin_warmup_steps: int = 100
 
   def __post_init__(self):
     for name, values in (('optimizer', _DIRECTIONS), ('decay', _DECAYS)):

@@ -33,3 +33,7 @@ def test_kills_may_come_as_lists():
   """As configs give them."""
   options = LaunchOptions(kill=[[2, '0.5']])  # pyright: ignore
   assert options.kill == ((2, 0.5),)
+
+
+def test_the_syncer_may_be_killed_too():
+  assert LaunchOptions(kill=(('syncer', 0.5),)).kill == (('syncer', 0.5),)

@@ -69,6 +69,63 @@ def test_a_syncer_that_dies_later(make):
     run.run(lambda: run.touch('x') if run.lives(0) else None)
 
 
+# Dies as often as the folder has files named die-N, and lives on after that.
+MORTAL = """
+live()
+write('address', address or 'host:1')
+until(lambda: has('done') or has(f'die-{len(lives())}'))
+if not has('done'):
+  os.kill(os.getpid(), signal.SIGKILL)
+"""
+MORTAL_PRELUDE = """
+def lives():
+  return (folder / f'lives-{m}').read_text().splitlines()
+"""
+
+
+def test_a_syncer_that_is_killed_goes_on_where_it_was(make):
+  run = make([LEARNER], syncer=MORTAL_PRELUDE + MORTAL)
+
+  def act():
+    if run.lives(0) and not run.has('die-2'):
+      run.touch('die-1')
+      run.touch('die-2')
+    if len(run.lives(-1)) == 3:
+      run.touch('done')
+
+  run.run(act)
+  # The address of the second and the third life is that of the first; the
+  # learner lives on.
+  assert [life[2] for life in run.lives(-1)[1:]] == ['host:1', 'host:1']
+  assert len(run.lives(0)) == 1
+  assert (
+    run.told == ['the syncer is dead (killed by SIGKILL); it starts again'] * 2
+  )
+
+
+def test_a_syncer_is_not_started_for_ever(make):
+  options = LaunchOptions(max_restarts=1, stop_seconds=30.0)
+  run = make([LEARNER], syncer=MORTAL_PRELUDE + MORTAL, options=options)
+  for life in range(1, 4):
+    run.touch(f'die-{life}')
+  with pytest.raises(LaunchError, match=r'has ended .killed by SIGKILL'):
+    run.run(lambda: None)
+  assert len(run.lives(-1)) == 2
+
+
+def test_a_syncer_can_be_killed_at_a_share_of_the_run(make):
+  options = LaunchOptions(kill=(('syncer', 0.5),), stop_seconds=30.0)
+  run = make([LEARNER], syncer=MORTAL_PRELUDE + MORTAL, options=options)
+
+  def act():
+    run.progress = 0.6 if run.lives(0) else 0.0
+    if len(run.lives(-1)) == 2:
+      run.touch('done')
+
+  run.run(act)
+  assert run.told[0] == 'killing the syncer (SIGKILL) at 60% of the run'
+
+
 def test_a_syncer_that_never_listens(make):
   syncer = "write('syncer-pid', str(os.getpid()))\nuntil(lambda: False)"
   options = LaunchOptions(start_seconds=0.05)

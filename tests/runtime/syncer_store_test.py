@@ -316,9 +316,23 @@ def test_two_syncers_in_one_folder(tmp_path):
 
 
 def test_a_run_is_not_begun_over_another(tmp_path):
-  Syncer(tmp_path).begin().store.close()
+  live = Syncer(tmp_path).begin()
+  live.train([0])
+  live.store.close()
   with pytest.raises(StoreError, match=r'--config\.resume=True'):
     Syncer(tmp_path).begin()
+
+
+def test_a_run_in_which_nothing_was_merged_gives_way(tmp_path):
+  Syncer(tmp_path).begin().store.close()
+  live = Syncer(tmp_path)
+  live.store.begin('another')
+  live.train(range(2))
+  live.store.close()
+  back = Syncer(tmp_path)
+  assert back.resume().run_id == 'another'
+  assert_equal(back, live)
+  back.store.close()
 
 
 def test_nothing_to_resume(tmp_path):
