@@ -47,20 +47,29 @@ def _adopt(
   ledger = state.ledgers[fragment]
   flight = ledger.flight
   merged_round = flight.round if flight and flight.is_merged else -1
-  effects.append(Adopt(staged.round, fragment, staged.version, merged_round))
+  effects.append(
+    Adopt(staged.round, fragment, staged.version, merged_round, ledger.is_void)
+  )
   flight_left = flight
   if flight and (flight.is_merged or flight.round <= staged.round):
     if not flight.is_merged:
       effects.append(Forget(flight.round, fragment))
     flight_left = None
   steps = tokens = 0
-  if options.keeps_progress:
+  if options.keeps_progress and not ledger.is_void:
     # What no merge has seen stays in the local copy, and on the books.
     seen = flight.contribution if flight and flight.is_merged else None
     steps = ledger.steps - (seen.steps if seen else 0)
     tokens = ledger.tokens - (seen.tokens if seen else 0)
   state = state.with_ledger(
-    fragment, Ledger(staged.version, steps, tokens, flight_left)
+    fragment,
+    Ledger(
+      staged.version,
+      steps,
+      tokens,
+      flight_left,
+      max(merged_round, ledger.merged_round),
+    ),
   )
   left = {p: other for p, other in state.staged.items() if p != fragment}
   return state._replace(

@@ -184,12 +184,15 @@ class Adopt:
     round: the round that made this version.
     merged_round: the learner's own hand-over of this fragment that was merged
       since it last adopted it; -1 if none was.
+    is_anew: nothing may stay of the local copy's progress, which `rebase` would
+      keep: a former process of the learner has handed it over.
   """
 
   round: int
   fragment: int
   version: int
   merged_round: int
+  is_anew: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

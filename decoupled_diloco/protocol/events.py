@@ -8,6 +8,7 @@ real one, a virtual one, or a script.
 import dataclasses
 from typing import TypeAlias
 
+from decoupled_diloco.protocol.learner_state import LearnerState
 from decoupled_diloco.protocol.messages import Message
 from decoupled_diloco.protocol.syncer_state import SyncerState
 
@@ -117,6 +118,19 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Resumed:
+  """The learner's shell has restored a snapshot of a former process.
+
+  Attributes:
+    state: what the machine remembered when the snapshot was taken, which was
+      before a scan.
+  """
+
+  now: float
+  state: LearnerState
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ScanEnded:
   """The learner has finished a scan.
 
@@ -148,6 +162,7 @@ Event: TypeAlias = (
   | Restarted
   | StopRequested
   | Compiled
+  | Resumed
   | ScanEnded
   | HandOverDropped
 )

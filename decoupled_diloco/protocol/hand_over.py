@@ -68,7 +68,7 @@ def _hand_over(
   ledger = state.ledgers[fragment]
   # While an earlier hand-over of this fragment may still be merged, a second
   # one from the same base would count its work twice.
-  if ledger.steps == 0 or ledger.flight is not None:
+  if ledger.steps == 0 or ledger.flight is not None or ledger.is_void:
     return state
   contribution = Contribution(
     learner=options.learner,
@@ -167,6 +167,7 @@ def everything(
         state = state._replace(drained=state.drained | {number})
   is_settled = all(
     ledger.steps == 0
+    or ledger.is_void
     or (ledger.flight and ledger.flight.round >= first)
     or any(
       options.schedule.fragment_of(number) == fragment

@@ -25,6 +25,7 @@ from decoupled_diloco.protocol.events import (
   Event,
   HandOverDropped,
   MessageArrived,
+  Resumed,
   ScanEnded,
   StopRequested,
   TimePassed,
@@ -32,6 +33,7 @@ from decoupled_diloco.protocol.events import (
 from decoupled_diloco.protocol.learner_state import (
   LearnerOptions,
   LearnerState,
+  Ledger,
   Phase,
   Staged,
   initial_state,
@@ -59,7 +61,8 @@ def learner_machine(options: LearnerOptions) -> Machine[LearnerState]:
   """One learner of a run, as `init` and `step`.
 
   Events that it takes: `MessageArrived` (from the syncer), `ConnectionLost`,
-  `Compiled`, `ScanEnded`, `HandOverDropped`, `StopRequested`, `TimePassed`.
+  `Compiled`, `ScanEnded`, `HandOverDropped`, `StopRequested`, `TimePassed`; and
+  `Resumed`, first of all, if it goes on from a snapshot.
   """
 
   def step(
@@ -73,6 +76,8 @@ def learner_machine(options: LearnerOptions) -> Machine[LearnerState]:
         state = _hear(options, state, now, message, effects)
       case ConnectionLost():
         state = state._replace(is_connected=False)
+      case Resumed(state=former):
+        state = _resume(options, former)
       case Compiled():
         state = state._replace(is_compiled=True)
       case ScanEnded():
@@ -142,6 +147,8 @@ def _enter(
     if flight and not _has_arrived(flight.round, fragment, welcome):
       effects.append(Forget(flight.round, fragment))
       ledger = ledger._replace(flight=None)
+    if state.incarnation == 0:
+      ledger = _with_former_lives(options, fragment, ledger, welcome)
     ledgers.append(ledger)
   if welcome.drain_first < 0 and state.drain_first is not None:
     # The drain began in a life of the syncer that has left no trace of it.
@@ -159,6 +166,7 @@ def _enter(
     total_steps=max(state.total_steps, welcome.total_steps),
     total_tokens=max(state.total_tokens, welcome.total_tokens),
     ledgers=tuple(ledgers),
+    awaited=welcome.versions if state.incarnation == 0 else state.awaited,
     drained=frozenset(
       round_
       for round_ in state.drained
@@ -166,6 +174,46 @@ def _enter(
     ),
   )
   return _announce(options, state, effects)
+
+
+def _with_former_lives(
+  options: LearnerOptions, fragment: int, ledger: Ledger, welcome: Welcome
+) -> Ledger:
+  """A new process's books, now that it hears what became of its forerunners.
+
+  If more was handed over since its snapshot, the work in the local copy is
+  merged already, or will be; a newer version is then on its way.
+  """
+  merged_round = welcome.merged_rounds[fragment]
+  is_held = any(
+    options.schedule.fragment_of(number) == fragment
+    for number in welcome.held_rounds
+  )
+  is_known = ledger.merged_round == merged_round and not is_held
+  if ledger.base_version < 0 or is_known:
+    return ledger._replace(merged_round=merged_round)
+  return Ledger(ledger.base_version, merged_round=merged_round, is_void=True)
+
+
+def _resume(options: LearnerOptions, former: LearnerState) -> LearnerState:
+  """What a snapshot tells a new process: its copy, its books, its position."""
+  if len(former.ledgers) != options.schedule.num_fragments:
+    raise ValueError(
+      f'the snapshot has {len(former.ledgers)} fragments, and num_fragments='
+      f'{options.schedule.num_fragments}; go on with the config that it was '
+      'taken with.'
+    )
+  # What was in flight has arrived, or has not: the welcome tells.
+  ledgers = tuple(ledger._replace(flight=None) for ledger in former.ledgers)
+  return initial_state(options)._replace(
+    run_id=former.run_id,
+    adopted_round=former.adopted_round,
+    ledgers=ledgers,
+    merged_tokens=former.merged_tokens,
+    total_steps=former.total_steps,
+    total_tokens=former.total_tokens,
+    step_seconds=former.step_seconds,
+  )
 
 
 def _has_arrived(round_: int, fragment: int, welcome: Welcome) -> bool:

@@ -84,12 +84,18 @@ class Ledger(NamedTuple):
     base_version: the version adopted last; -1 if none.
     steps, tokens: the local progress that the next hand-over will hold.
     flight: the last hand-over, until its fate is known.
+    merged_round: the last round in which this learner was merged, as far as the
+      local copy knows; -1 if none.
+    is_void: its local copy holds work that a former process has handed over
+      since the snapshot was taken: it must be adopted anew.
   """
 
   base_version: int = -1
   steps: int = 0
   tokens: int = 0
   flight: Flight | None = None
+  merged_round: int = -1
+  is_void: bool = False
 
 
 class Staged(NamedTuple):
@@ -109,6 +115,7 @@ class LearnerState(NamedTuple):
     missed: rounds whose hand-over was lost while they were open.
     adopted_round: the newest round that it adopted; -1 if none.
     ledgers: per fragment.
+    awaited: per fragment, the version from which on this process may train.
     staged: per fragment, the newest version that has come in.
     merged_tokens: of the run, as last heard.
     total_steps, total_tokens: over all its incarnations.
@@ -132,6 +139,7 @@ class LearnerState(NamedTuple):
   missed: frozenset[int]
   adopted_round: int
   ledgers: tuple[Ledger, ...]
+  awaited: tuple[int, ...]
   staged: Mapping[int, Staged]
   merged_tokens: float
   total_steps: int
@@ -160,8 +168,11 @@ class LearnerState(NamedTuple):
 
   @property
   def holds_everything(self) -> bool:
-    """Whether every fragment was adopted at least once."""
-    return all(ledger.base_version >= 0 for ledger in self.ledgers)
+    """Whether its copy of every fragment is as new as when it was welcomed."""
+    return all(
+      ledger.base_version >= awaited
+      for ledger, awaited in zip(self.ledgers, self.awaited, strict=True)
+    )
 
   @property
   def versions(self) -> tuple[int, ...]:
@@ -202,6 +213,7 @@ def initial_state(options: LearnerOptions) -> LearnerState:
     missed=frozenset(),
     adopted_round=-1,
     ledgers=(Ledger(),) * options.schedule.num_fragments,
+    awaited=(0,) * options.schedule.num_fragments,
     staged={},
     merged_tokens=0.0,
     total_steps=0,

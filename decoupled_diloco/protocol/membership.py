@@ -70,6 +70,8 @@ class Member(NamedTuple):
     last_round: the newest round that holds a contribution of it; -1 if none.
     merged_rounds: per fragment, the last round in which it was merged; or -1.
     total_steps, total_tokens: how far it has come, over all its lives.
+    merged_steps, merged_tokens: how far its merged contributions reach, in
+      steps and tokens since the run began.
     unsound: how many contributions in a row were refused because its
       arithmetic is wrong.
     unsound_steps: its total steps at the last of them; -1 before the first.
@@ -87,6 +89,8 @@ class Member(NamedTuple):
   merged_rounds: tuple[int, ...]
   total_steps: int = 0
   total_tokens: int = 0
+  merged_steps: int = 0
+  merged_tokens: int = 0
   heard_incarnation: int = 0
   unsound: int = 0
   unsound_steps: int = -1

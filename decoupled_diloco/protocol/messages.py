@@ -72,7 +72,8 @@ class Contribution:
     steps: inner steps since the learner adopted the fragment.
     tokens: tokens in those steps.
     total_steps: inner steps of the learner since the run began, over all its
-      incarnations.
+      incarnations: its position in its data. Steps that were lost with a
+      process are done again, and count once.
     total_tokens: tokens in those.
     step_seconds: mean time of an inner step in the last scan.
     is_waiting: no scan follows before the learner has adopted this round.
@@ -164,7 +165,8 @@ class Welcome:
     versions: current version of every fragment.
     merged_rounds: per fragment, the last round in which it was merged;
       or -1.
-    total_steps, total_tokens: how far this learner had come, as last heard.
+    total_steps, total_tokens: how far into its data the contributions of this
+      learner reach that were merged, or are held to be.
     held_rounds: those that hold a contribution of it and are not merged yet.
     drain_first: the first round of the drain; -1 before it.
   """

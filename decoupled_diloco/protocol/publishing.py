@@ -17,13 +17,16 @@ def publish(
   p = round_.fragment
   version = state.versions[p] + 1
   contributors = tuple(sorted(round_.contributors))
-  for learner in contributors:
-    member = state.members[learner]
+  for entry in round_.entries:
+    member = state.members[entry.learner]
     merged = list(member.merged_rounds)
     merged[p] = round_.number
-    state = state.with_member(
-      learner, member._replace(merged_rounds=tuple(merged))
+    member = member._replace(
+      merged_rounds=tuple(merged),
+      merged_steps=max(member.merged_steps, entry.total_steps),
+      merged_tokens=max(member.merged_tokens, entry.total_tokens),
     )
+    state = state.with_member(entry.learner, member)
   # The version is bumped before it is published, so that a learner that joins
   # now is told of the same parameters that the others are being sent.
   versions = (*state.versions[:p], version, *state.versions[p + 1 :])

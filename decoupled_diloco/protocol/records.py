@@ -1,7 +1,6 @@
 """Every message, event and effect as one JSON line, and back.
 
-What the syncer's machine remembers, which an event can hold, is written like
-them.
+What the machines remember, which an event can hold, is written like them.
 
 The lines of a machine, each event followed by its effects, are the event tape:
 a machine that is fed the events of a tape again gives the same effects.
@@ -17,6 +16,13 @@ from typing import Any, TypeAlias, get_args
 from decoupled_diloco.protocol.effects import Effect, Share
 from decoupled_diloco.protocol.events import Event, PayloadFacts
 from decoupled_diloco.protocol.grace import GraceState
+from decoupled_diloco.protocol.learner_state import (
+  Flight,
+  LearnerState,
+  Ledger,
+  Staged,
+)
+from decoupled_diloco.protocol.learner_state import Phase as LearnerPhase
 from decoupled_diloco.protocol.membership import Member
 from decoupled_diloco.protocol.messages import (
   Message,
@@ -29,7 +35,16 @@ from decoupled_diloco.protocol.syncer_state import Phase, SyncerState
 
 Record: TypeAlias = Message | Event | Effect | PayloadFacts | Share
 Part: TypeAlias = (
-  SyncerState | Round | Member | GraceState | OutlierState | Sample
+  SyncerState
+  | Round
+  | Member
+  | GraceState
+  | OutlierState
+  | Sample
+  | LearnerState
+  | Ledger
+  | Flight
+  | Staged
 )
 
 _RECORDS: Mapping[str, type] = {
@@ -39,6 +54,7 @@ _ENUMS: Mapping[tuple[type, str], type[enum.StrEnum]] = {
   (Refusal, 'reason'): Reason,
   (Round, 'stage'): Stage,
   (SyncerState, 'phase'): Phase,
+  (LearnerState, 'phase'): LearnerPhase,
 }
 
 

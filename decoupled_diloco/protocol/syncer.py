@@ -143,6 +143,12 @@ def _admit(
     is_new_process=hello.incarnation == 0,
   )
   is_ending = state.phase in (Phase.DRAINING, Phase.SAVING)
+  held = {
+    number: entry
+    for number, round_ in sorted(state.rounds.items())
+    for entry in round_.entries
+    if entry.learner == hello.learner
+  }
   welcome = Welcome(
     learner=hello.learner,
     incarnation=member.incarnation,
@@ -151,21 +157,21 @@ def _admit(
     last_round=member.last_round,
     versions=state.versions,
     merged_rounds=member.merged_rounds,
-    total_steps=member.total_steps,
-    total_tokens=member.total_tokens,
-    held_rounds=tuple(
-      number
-      for number, round_ in sorted(state.rounds.items())
-      if hello.learner in round_.contributors
+    total_steps=max(
+      [member.merged_steps, *(entry.total_steps for entry in held.values())]
     ),
+    total_tokens=max(
+      [member.merged_tokens, *(entry.total_tokens for entry in held.values())]
+    ),
+    held_rounds=tuple(held),
     drain_first=state.current if is_ending else -1,
   )
   effects.append(Send(hello.learner, welcome))
-  held = hello.versions or (-1,) * options.schedule.num_fragments
+  there = hello.versions or (-1,) * options.schedule.num_fragments
   lacking = tuple(
     fragment
     for fragment, version in enumerate(state.versions)
-    if held[fragment] != version
+    if there[fragment] != version
   )
   # Before the fragments: with them, a learner would begin to train.
   if is_ending:

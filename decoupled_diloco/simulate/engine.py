@@ -108,6 +108,7 @@ class Engine:
       heartbeat_seconds=(
         heartbeat_seconds if options.has_heartbeats else math.inf
       ),
+      snapshot_every_scans=options.snapshot_every_scans,
       record=record,
     )
 

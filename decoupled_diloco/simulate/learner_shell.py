@@ -12,6 +12,7 @@ from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.learner import learner_machine
 from decoupled_diloco.protocol.learner_state import (
   LearnerOptions,
+  LearnerState,
   Phase,
   rejoin_step,
 )
@@ -35,6 +36,8 @@ class LearnerShell:
     scan_seconds: draws the time of the next scan.
     connect: makes a connection to the syncer; None if there is no way.
     heartbeat_seconds: between two signs of life; infinity: none.
+    snapshot_every_scans: its process comes back with the last snapshot, of
+      which it makes one after so many scans; 0: with nothing but its number.
     record: is told every event with its effects.
   """
 
@@ -51,6 +54,7 @@ class LearnerShell:
     scan_seconds: Callable[[], float],
     connect: Callable[[], Connection | None],
     heartbeat_seconds: float,
+    snapshot_every_scans: int,
     record: Record,
   ):
     self.options = options
@@ -67,6 +71,8 @@ class LearnerShell:
     self._layout = layout
     self._connect = connect
     self._heartbeat_seconds = heartbeat_seconds
+    self._snapshot_every_scans = snapshot_every_scans
+    self._snapshot: LearnerState | None = None
     self._record = record
     self._life = 0
     self._forget_process()
@@ -95,10 +101,14 @@ class LearnerShell:
   # What happens to it.
 
   def start(self) -> None:
-    """Starts its process anew, with nothing but its number."""
+    """Starts its process anew, from its last snapshot, if there is one."""
     self.state = self.machine.init()
     self.is_alive, self.end = True, None
     self._forget_process()
+    if self._snapshot is not None:
+      self.tell(ev.Resumed(self._agenda.now, self._snapshot))
+      self._work.resume(self.learner)
+      self._has_begun = True
     self.connect()
     self.tell(ev.Compiled(self._agenda.now))
 
@@ -220,7 +230,7 @@ class LearnerShell:
         self.figures.adopted += 1
         self.figures.overlap_steps += self.state.total_steps - steps
         self.figures.overlap_seconds += self._agenda.now - at
-      self._work.adopt(self.learner, p, adopt.version, adopt.merged_round)
+      self._work.adopt(self.learner, adopt)
       return
     self._versions[p] = adopt.version
     if len(self._versions) < self.options.schedule.num_fragments:
@@ -235,6 +245,10 @@ class LearnerShell:
     seconds = self.scan_seconds()
     steps = self.options.schedule.steps_per_scan
     tokens = self._work.tokens_per_scan(self.learner)
+    every = self._snapshot_every_scans
+    if every and self.figures.scans % every == 0:
+      self._snapshot = self.state
+      self._work.snapshot(self.learner)
     self._work.start_scan(self.learner, global_step, self.state.total_steps)
 
     def end() -> None:

@@ -166,6 +166,8 @@ class EngineOptions:
     keeps_progress: whether adoption leaves in place what no merge has seen.
     merge_seconds: time of a merge; merges of different fragments overlap.
     detection_seconds: until both sides notice that a connection has broken.
+    snapshot_every_scans: a learner that was killed comes back with its last
+      snapshot, of which it makes one after so many scans; 0: with nothing.
     has_heartbeats: whether learners send them. Without, contributions are the
       only signs of life, and the liveness timeout must be longer than a scan.
     seed: of scan times, losses and failures; each has a stream of its own.
@@ -179,6 +181,7 @@ class EngineOptions:
   keeps_progress: bool = False
   merge_seconds: float = 0.0
   detection_seconds: float = 0.0
+  snapshot_every_scans: int = 0
   has_heartbeats: bool = True
   seed: int = 0
 
@@ -194,6 +197,11 @@ class EngineOptions:
         raise ValueError(
           f'{name}={getattr(self, name)} must be finite and not negative.'
         )
+    if self.snapshot_every_scans < 0:
+      raise ValueError(
+        f'snapshot_every_scans={self.snapshot_every_scans} must not be '
+        'negative; 0 for never.'
+      )
     if not self.has_heartbeats and self.on_lead_limit == 'wait':
       raise ValueError(
         "has_heartbeats=False with on_lead_limit='wait': a learner that waits "

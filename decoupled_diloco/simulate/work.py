@@ -8,7 +8,7 @@ same point.
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from decoupled_diloco.protocol.effects import Merge
+from decoupled_diloco.protocol.effects import Adopt, Merge
 from decoupled_diloco.protocol.messages import Contribution, Publication
 
 
@@ -55,10 +55,16 @@ class Work(Protocol):
     """
     ...
 
-  def adopt(
-    self, learner: int, fragment: int, version: int, merged_round: int
-  ) -> None:
-    """Adopts a staged version; arguments as in the effect `Adopt`."""
+  def adopt(self, learner: int, adopt: Adopt) -> None:
+    """Adopts a staged version."""
+    ...
+
+  def snapshot(self, learner: int) -> None:
+    """Keeps what the learner holds, for `resume`."""
+    ...
+
+  def resume(self, learner: int) -> None:
+    """Its new process holds what the last snapshot has kept."""
     ...
 
   def start_scan(self, learner: int, global_step: int, first_step: int) -> None:
@@ -145,9 +151,13 @@ class NoWork:
   ) -> None:
     """Nothing to do."""
 
-  def adopt(
-    self, learner: int, fragment: int, version: int, merged_round: int
-  ) -> None:
+  def adopt(self, learner: int, adopt: Adopt) -> None:
+    """Nothing to do."""
+
+  def snapshot(self, learner: int) -> None:
+    """Nothing to do."""
+
+  def resume(self, learner: int) -> None:
     """Nothing to do."""
 
   def start_scan(self, learner: int, global_step: int, first_step: int) -> None:

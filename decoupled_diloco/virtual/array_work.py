@@ -14,7 +14,7 @@ import jax
 
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.array_types import PieceValues
-from decoupled_diloco.protocol.effects import Merge
+from decoupled_diloco.protocol.effects import Adopt, Merge
 from decoupled_diloco.protocol.messages import Contribution, Publication
 from decoupled_diloco.simulate.work import Payload
 from decoupled_diloco.training.global_model import GlobalModel
@@ -36,6 +36,14 @@ class _Flight(NamedTuple):
   round: int
   decoded: PieceValues | None
   residual: Any
+
+
+class _Snapshot(NamedTuple):
+  """What a learner's process comes back with."""
+
+  state: TrainState
+  bases: tuple[PieceValues | None, ...]
+  residuals: tuple[Any, ...]
 
 
 class _Held:
@@ -105,7 +113,7 @@ class ArrayWork:
     self._begun: dict[int, tuple[int, int]] = {}
     self._done: dict[int, jax.Array] = {}  # Losses of scans computed ahead.
     self._loaded: dict[int, tuple[int, Any]] = {}
-    self._snapshots: dict[int, TrainState] = {}
+    self._snapshots: dict[int, _Snapshot] = {}
     self._tokens = [self._count_tokens(m) for m in range(M)]
     self.losses: list[list[float]] = [[] for _ in range(M)]
 
@@ -166,7 +174,6 @@ class ArrayWork:
       bases,
       self._setup.stream(learner),
       rejoin_step,
-      self._snapshots.get(learner),
     )
     held.residuals = [self._wire.up.init(base) for base in bases]
 
@@ -175,21 +182,35 @@ class ArrayWork:
     assert base is not None
     return base
 
-  def adopt(
-    self, learner: int, fragment: int, version: int, merged_round: int
-  ) -> None:
+  def snapshot(self, learner: int) -> None:
     """See `Work`."""
     held = self._held[learner]
-    published = held.staged[fragment].pop(version)
+    self._snapshots[learner] = _Snapshot(
+      self.stack.snapshot(learner), tuple(held.bases), tuple(held.residuals)
+    )
+
+  def resume(self, learner: int) -> None:
+    """See `Work`."""
+    snapshot, held = self._snapshots[learner], self._held[learner]
+    self.stack.restore(learner, snapshot.state)
+    held.has_begun = True
+    held.bases = list(snapshot.bases)
+    held.residuals = list(snapshot.residuals)
+
+  def adopt(self, learner: int, adopt: Adopt) -> None:
+    """See `Work`."""
+    held, fragment = self._held[learner], adopt.fragment
+    published = held.staged[fragment].pop(adopt.version)
     flight = held.flights.get(fragment)
     decoded = None
-    if flight is not None and flight.round == merged_round:
+    if flight is not None and flight.round == adopt.merged_round:
       decoded = flight.decoded
       held.residuals[fragment] = flight.residual
       del held.flights[fragment]
-    self.stack.adopt(
-      learner, fragment, published, self._base(learner, fragment), decoded
-    )
+    base = self._base(learner, fragment)
+    if adopt.is_anew:  # Relative to itself, the local copy has no progress.
+      base = self.stack.values(learner, fragment)
+    self.stack.adopt(learner, fragment, published, base, decoded)
     held.bases[fragment] = published
 
   def forget(self, learner: int, fragment: int, round_: int) -> None:
@@ -235,9 +256,6 @@ class ArrayWork:
       )
     losses = self.losses[learner]
     losses.append(loss)
-    every = self._setup.snapshot_every_scans
-    if every and len(losses) % every == 0:
-      self._snapshots[learner] = self.stack.snapshot(learner)
     return loss
 
   def _compute(self) -> None:

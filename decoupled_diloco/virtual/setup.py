@@ -71,10 +71,8 @@ class VirtualSetup:
       `held_out`.
     evaluate_every_rounds: merged rounds between two evaluations; 0: only before
       the first round and after the last.
-    snapshot_every_scans: a learner that was killed comes back with the inner
-      optimizer's state of its last snapshot, of which it makes one after so
-      many scans, and does not warm up again; 0: it comes back with a fresh one.
-      Its parameters are the syncer's newest in either case.
+    snapshot_every_scans: as in `EngineOptions`. Without, a learner that was
+      killed comes back with a fresh state of its optimizer, and warms up again.
     max_seconds: virtual time at which the run is asked to drain.
     learners_at_once: 'vmap' computes all learners whose scans overlap in one
       program, 'one' one after the other; None chooses 'one' on CPU, where it is
@@ -111,11 +109,11 @@ class VirtualSetup:
         f'The plan has {self.plan.num_fragments} fragments, but num_fragments='
         f'{P} in the schedule; make the plan with as many.'
       )
-    for name in ('evaluate_every_rounds', 'snapshot_every_scans'):
-      if getattr(self, name) < 0:
-        raise ValueError(
-          f'{name}={getattr(self, name)} must not be negative; 0 for never.'
-        )
+    if self.evaluate_every_rounds < 0:
+      raise ValueError(
+        f'evaluate_every_rounds={self.evaluate_every_rounds} must not be '
+        'negative; 0 for never.'
+      )
     if not self.max_seconds > 0:
       raise ValueError(f'max_seconds={self.max_seconds} must be positive.')
     if self.learners_at_once not in (None, 'vmap', 'one'):
@@ -154,6 +152,7 @@ class VirtualSetup:
       keeps_progress=self.adopt.rule == 'rebase',
       merge_seconds=self.merge_seconds,
       detection_seconds=self.detection_seconds,
+      snapshot_every_scans=self.snapshot_every_scans,
       has_heartbeats=self.has_heartbeats,
       seed=self.seed,
     )

@@ -100,7 +100,6 @@ class LearnerStack:
     values: Sequence[PieceValues],
     rng: jax.Array,
     rejoin_step: int | None,
-    snapshot: TrainState | None = None,
   ) -> None:
     """Makes a learner's state.
 
@@ -109,16 +108,22 @@ class LearnerStack:
       values: of every fragment.
       rng: key of its random stream.
       rejoin_step: the run's global step, if it has begun without it.
-      snapshot: whose optimizer state and random stream to go on with.
     """
     state = self._trainer.init_from(
       self._assemble(tuple(values)),
       rng,
       NEVER if rejoin_step is None else rejoin_step,
     )
-    if snapshot is not None:
-      state = snapshot._replace(params=state.params)
+    self.restore(learner, state)
+
+  def restore(self, learner: int, state: TrainState) -> None:
+    """Puts a state in place of a learner's."""
     self._state = self._set_row(self._state, np.int32(learner), state)
+
+  def values(self, learner: int, fragment: int) -> PieceValues:
+    """A learner's copy of a fragment."""
+    params = self._row(self._state.params, np.int32(learner))
+    return self._plan.take(params, fragment)
 
   def snapshot(self, learner: int) -> TrainState:
     """A copy of a learner's state."""

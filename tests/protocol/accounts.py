@@ -52,31 +52,26 @@ class Accounts:
     """The merges of one round; there may be one at most."""
     return [merge for merge in self.effects(fx.Merge) if merge.round == round_]
 
-  def merged_tokens(self) -> collections.Counter[tuple[int, int]]:
-    """Tokens merged, by learner and fragment.
+  def merged_entries(self) -> list[msg.Contribution]:
+    """The contributions that were merged, in order.
 
     Asserts on the way that every payload that was accepted is merged once or
     discarded once, and that no round is merged twice.
     """
-    kept: dict[tuple[int, int], int] = {}
-    merged = collections.Counter()
-    merging: dict[int, dict[tuple[int, int], int]] = {}
-    rounds = set()
-
-    def count(round_: int) -> None:
-      assert round_ not in rounds
-      rounds.add(round_)
-      merged.update(merging.pop(round_))
-
+    kept: dict[tuple[int, int], msg.Contribution] = {}
+    merging: dict[int, list[msg.Contribution]] = {}
+    merged: dict[int, list[msg.Contribution]] = {}
     for event, effects in self.tape:
       match event:
         case ev.MergeDone(round=round_):
-          count(round_)
+          assert round_ not in merged
+          merged[round_] = merging.pop(round_)
         case ev.Restarted(merged=durable):
           for round_ in durable:
             # The tape may tell of its end as well.
             if round_ in merging:
-              count(round_)
+              assert round_ not in merged
+              merged[round_] = merging.pop(round_)
           merging.clear()
           kept.clear()
       for effect in effects:
@@ -85,18 +80,32 @@ class Accounts:
             assert isinstance(event, ev.MessageArrived)
             assert isinstance(event.message, msg.Contribution)
             assert (learner, round_) not in kept
-            kept[learner, round_] = event.message.tokens
+            kept[learner, round_] = event.message
           case fx.Discard(learner=learner, round=round_):
             del kept[learner, round_]
-          case fx.Merge(round=round_, fragment=fragment, shares=shares):
+          case fx.Merge(round=round_, shares=shares):
             assert round_ not in merging
-            merging[round_] = {
-              (share.learner, fragment): kept.pop((share.learner, round_))
-              for share in shares
-            }
+            merging[round_] = [
+              kept.pop((share.learner, round_)) for share in shares
+            ]
     assert not kept
     assert not merging
+    return [entry for entries in merged.values() for entry in entries]
+
+  def merged_tokens(self) -> collections.Counter[tuple[int, int]]:
+    """Tokens merged, by learner and fragment."""
+    merged = collections.Counter()
+    for entry in self.merged_entries():
+      merged[entry.learner, entry.fragment] += entry.tokens
     return merged
+
+  def assert_no_token_is_merged_twice(self) -> None:
+    """Of each learner and fragment, the ranges of data do not overlap."""
+    ends: dict[tuple[int, int], int] = {}
+    for entry in self.merged_entries():
+      key = entry.learner, entry.fragment
+      assert entry.total_tokens - entry.tokens >= ends.get(key, 0), entry
+      ends[key] = entry.total_tokens
 
   def when(self, kind: type) -> float:
     """The time of the first message of this kind to all learners."""

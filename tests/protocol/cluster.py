@@ -65,6 +65,7 @@ class Cluster(Engine, Accounts):
       other; others overtake it.
     on_lead_limit, keeps_progress: of the learners.
     heartbeats: whether learners send them.
+    snapshot_every_scans: as in `EngineOptions`.
     arrivals: what arrives of a contribution, if not what was sent.
     work: what happens to arrays; by default there are none.
   """
@@ -82,6 +83,7 @@ class Cluster(Engine, Accounts):
     on_lead_limit: str = 'train',
     keeps_progress: bool = False,
     heartbeats: bool = False,
+    snapshot_every_scans: int = 0,
     arrivals: Arrivals | None = None,
     work: Work | None = None,
   ):
@@ -103,6 +105,7 @@ class Cluster(Engine, Accounts):
         keeps_progress=keeps_progress,
         merge_seconds=merge_seconds,
         has_heartbeats=heartbeats or on_lead_limit == 'wait',
+        snapshot_every_scans=snapshot_every_scans,
       ),
       work or NoWork((tokens,) * M, sizes, sizes, sizes),
       record=lambda event, effects: self.tape.append((event, tuple(effects))),

@@ -151,6 +151,7 @@ def _check(cluster: Cluster, lives_on: set[int]) -> None:
     learner.end is not None and not learner.end.is_failure
     for learner in cluster.learners
   )
+  cluster.assert_no_token_is_merged_twice()
   merged = cluster.merged_tokens()
   for m, learner in enumerate(cluster.learners):
     processed = TOKENS_PER_STEP * learner.figures.scans
@@ -170,9 +171,12 @@ def test_work_is_conserved_whatever_happens(setting):
 
 
 @settings(max_examples=100)
-@given(_settings(kinds=('syncer', 'syncer', 'cut', 'killed')))
-def test_work_is_conserved_though_the_syncer_is_killed(setting):
-  cluster = _build(setting).run(until=5000.0)
+@given(
+  _settings(kinds=('syncer', 'syncer', 'cut', 'killed')),
+  st.sampled_from([0, 1, 2, 5]),
+)
+def test_work_is_conserved_though_the_syncer_is_killed(setting, snapshots):
+  cluster = _build(setting, snapshot_every_scans=snapshots).run(until=5000.0)
   killed = {f.learner for f in setting.faults if f.kind == 'killed'}
   _check(cluster, set(range(setting.M)) - killed)
 
