@@ -16,31 +16,32 @@ import fcntl
 import json
 import os
 import pathlib
-import re
 import shutil
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import xxhash
 
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol.records import from_jsonable, to_jsonable
 from decoupled_diloco.protocol.syncer_state import SyncerState
 from decoupled_diloco.runtime.durability_options import DurabilityOptions
-from decoupled_diloco.storage import snapshots
 from decoupled_diloco.storage.disk import Disk
 from decoupled_diloco.storage.journal import Journal, JournalError
+from decoupled_diloco.storage.snapshot_folder import (
+  NoSoundSnapshotError,
+  SnapshotFolder,
+  num_bytes,
+)
 from decoupled_diloco.training.global_model import GlobalModel, Merged, Payload
 
 FORMAT = 1
 _HEAD = struct.Struct('<I')  # Length of the JSON that a record begins with.
-_SNAPSHOT_NAME = re.compile(r'\d{20}')
 _KEPT_SNAPSHOTS = 2
 # How often people are told how far a replay has come.
 _TELL_SECONDS = 5.0
@@ -115,6 +116,7 @@ class SyncerStore:
     disk: Disk | None = None,
   ):
     self.folder = pathlib.Path(folder)
+    self._snapshots = SnapshotFolder(self.folder / 'snapshots')
     self.tell = tell
     self._model = model
     self._layout = layout
@@ -140,15 +142,14 @@ class SyncerStore:
       OSError: if it cannot be written.
     """
     self._acquire()
-    found = self._find_snapshots()
-    if found and self._is_blank(found):
+    numbers = self._snapshots.numbers()
+    if numbers == [0] and self._is_blank():
       # The process that began it has ended before anything was merged.
       shutil.rmtree(self.folder / 'journal', ignore_errors=True)
-      snapshots.remove(str(found[0]))
-    elif found:
+    elif numbers:
       raise StoreError(
-        f'{self.folder} holds a run already ({found[-1].name}); continue it '
-        'with --config.resume=True, or choose another config.workdir.'
+        f'{self.folder} holds a run already; continue it with '
+        '--config.resume=True, or choose another config.workdir.'
       )
     self._run_id, self._began_at = run_id, time.time()
     self._save(0, self._model.arrays(), self._describe())
@@ -181,11 +182,9 @@ class SyncerStore:
       self._run_id, self._began_at, life, state, merged, count, tuple(notes)
     )
 
-  def _is_blank(self, found: Sequence[pathlib.Path]) -> bool:
-    """Whether nothing was merged in the run whose snapshots these are."""
-    if [int(path.name) for path in found] != [0]:
-      return False
-    self._run_id = snapshots.describe(str(found[0]))['run_id']
+  def _is_blank(self) -> bool:
+    """Whether nothing was merged in the run whose snapshot 0 is here."""
+    self._run_id = self._snapshots.describe(0)['run_id']
     journal = self._open_journal()
     is_blank = all(
       _unpacked(record, number)[0]['kind'] == 'life'
@@ -223,57 +222,36 @@ class SyncerStore:
     self._progress = self._progress._replace(life=self._progress.life + 1)
     self._journal.append(_packed({'kind': 'life', 'life': self._progress.life}))
 
-  def _find_snapshots(self) -> list[pathlib.Path]:
-    """The whole ones, oldest first; what is left of others is removed."""
-    folder = self.folder / 'snapshots'
-    if not folder.exists():
-      return []
-    found = []
-    for path in sorted(folder.iterdir()):
-      if _SNAPSHOT_NAME.fullmatch(path.name):
-        found.append(path)
-      elif not path.name.endswith('.damaged'):  # Those are for people.
-        snapshots.remove(str(path))
-    return found
-
   def _restore_snapshot(self, notes: list[str]) -> int:
     """Takes the newest sound snapshot; returns its number."""
-    found = self._find_snapshots()
-    if not found:
+    like = jax.eval_shape(self._model.arrays)
+    try:
+      found = self._snapshots.newest(like, self._check)
+    except NoSoundSnapshotError as error:
+      raise StoreError(
+        f'{error} No other one is left; restore one from a copy.'
+      ) from error
+    if found is None:
       raise StoreError(
         f'{self.folder} holds no run that could be continued; leave '
         'config.resume at False to begin one.'
       )
-    like = jax.eval_shape(self._model.arrays)
-    damaged: list[pathlib.Path] = []
-    for path in reversed(found):
-      try:
-        arrays, description = snapshots.restore(str(path), like)
-        self._check(description, arrays)
-      except (snapshots.DamagedError, OSError) as error:
-        notes.append(f'The snapshot {path} is damaged ({error}).')
-        damaged.append(path)
-        continue
-      self._model.restore(arrays)
-      self._snapshot_bytes = _num_bytes(arrays)
-      self._run_id = description['run_id']
-      self._began_at = description['began_at']
-      state = description['state']
-      self._progress = _Progress(
-        description['life'],
-        None if state is None else _state_of(state),
-        tuple(description['merged']),
-      )
-      for other in damaged:
-        other.rename(other.with_name(f'{other.name}.damaged'))
-      return int(path.name)
-    raise StoreError(
-      ' '.join([*notes, 'No other one is left; restore one from a copy.'])
+    notes += found.notes
+    self._snapshots.tidy(_KEPT_SNAPSHOTS)
+    self._model.restore(found.arrays)
+    self._snapshot_bytes = num_bytes(found.arrays)
+    description = found.description
+    self._run_id = description['run_id']
+    self._began_at = description['began_at']
+    state = description['state']
+    self._progress = _Progress(
+      description['life'],
+      None if state is None else _state_of(state),
+      tuple(description['merged']),
     )
+    return found.number
 
-  def _check(
-    self, description: Mapping[str, Any], arrays: Mapping[str, Any]
-  ) -> None:
+  def _check(self, description: Mapping[str, Any]) -> None:
     if description.get('format') != FORMAT:
       raise StoreError(
         f'{self.folder} has the format {description.get("format")}, and this '
@@ -287,8 +265,6 @@ class SyncerStore:
         f'{self._layout[:12]}); continue it with the config that it was begun '
         'with.'
       )
-    if description['checksum'] != _checksum(arrays):
-      raise snapshots.DamagedError('its checksum is wrong')
 
   def _replay(self, journal: Journal, first: int, notes: list[str]) -> int:
     """Applies the merges from a record on; returns how many there were."""
@@ -371,12 +347,10 @@ class SyncerStore:
   ) -> None:
     try:
       self._save(number, arrays, description)
-      *superfluous, oldest, _ = self._find_snapshots()
-      for path in superfluous:
-        snapshots.remove(str(path))
+      oldest = self._snapshots.tidy(_KEPT_SNAPSHOTS)
       with self._guard:
         if self._journal is not None:
-          self._journal.remove_before(int(oldest.name))
+          self._journal.remove_before(oldest)
     except OSError as error:
       # The journal has everything; it only grows longer than it should.
       self.tell(f'No snapshot was taken: {error}')
@@ -386,11 +360,8 @@ class SyncerStore:
   def _save(
     self, number: int, arrays: dict[str, Any], description: dict[str, Any]
   ) -> None:
-    path = self.folder / 'snapshots' / f'{number:020}'
-    snapshots.save(
-      str(path), arrays, description | {'checksum': _checksum(arrays)}
-    )
-    self._snapshot_bytes = _num_bytes(arrays)
+    self._snapshots.save(number, arrays, description)
+    self._snapshot_bytes = num_bytes(arrays)
 
   def _describe(self) -> dict[str, Any]:
     life, state, merged = self._progress
@@ -417,10 +388,7 @@ class SyncerStore:
 
 def holds_run(folder: str | os.PathLike[str]) -> bool:
   """Whether there is a run that `SyncerStore.resume` could continue."""
-  path = pathlib.Path(folder) / 'snapshots'
-  return path.is_dir() and any(
-    _SNAPSHOT_NAME.fullmatch(entry.name) for entry in path.iterdir()
-  )
+  return bool(SnapshotFolder(pathlib.Path(folder) / 'snapshots').numbers())
 
 
 def _packed(head: Mapping[str, Any]) -> bytes:
@@ -450,15 +418,3 @@ def _state_of(value: Mapping[str, Any]) -> SyncerState:
   state: Any = from_jsonable(value)
   assert isinstance(state, SyncerState)
   return state
-
-
-def _num_bytes(arrays: Mapping[str, Any]) -> int:
-  return sum(array.nbytes for array in arrays.values())
-
-
-def _checksum(arrays: Mapping[str, Any]) -> str:
-  digest = xxhash.xxh3_64()
-  for name in sorted(arrays):
-    digest.update(name.encode())
-    digest.update(np.ascontiguousarray(arrays[name]).view(np.uint8).data)
-  return digest.hexdigest()
