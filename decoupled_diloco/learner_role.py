@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from decoupled_diloco.run_folder import RunFolder
 from decoupled_diloco.run_options import RunOptions
 from decoupled_diloco.runtime.layout import layout_digest
 from decoupled_diloco.runtime.learner_loop import LearnerLoop, Record
+from decoupled_diloco.runtime.learner_snapshots import LearnerSnapshots
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.training import inner
 from decoupled_diloco.training.mesh import make_mesh
@@ -51,9 +53,10 @@ class LearnerSetup:
       # In the drain, every fragment is handed over at once.
       link_queue=max(options.transport.link_queue, self.plan.num_fragments),
     )
+    layout = layout_digest(self.plan, options.schedule, options.wire)
     return LearnerLoop(
       self.machine_options,
-      layout=layout_digest(self.plan, options.schedule, options.wire),
+      layout=layout,
       model=LocalModel(
         self.plan,
         self.trainer,
@@ -67,10 +70,30 @@ class LearnerSetup:
       heartbeat_seconds=options.membership.heartbeat_seconds,
       connect_seconds=options.syncer.connect_seconds,
       throttle=options.throttle,
+      snapshots=_snapshots(options, layout, tell),
       record=record,
       tell=tell,
       clock=building.clock(),
     )
+
+
+def _snapshots(
+  options: RunOptions, layout: str, tell: Callable[[str], None]
+) -> LearnerSnapshots:
+  """The learner's snapshots, begun anew unless the run is continued."""
+  folder = RunFolder(options.workdir)
+  own = folder.learner_snapshots(options.learner)
+  if not options.resume and own.exists():
+    # They are of another run, or of a life that shall not be continued.
+    shutil.rmtree(own)
+  peers = [
+    folder.learner_snapshots(m)
+    for m in range(options.membership.num_learners)
+    if m != options.learner
+  ]
+  return LearnerSnapshots(
+    own, peers=peers, layout=layout, options=options.snapshots, tell=tell
+  )
 
 
 def set_up_learner(options: RunOptions) -> LearnerSetup:

@@ -93,8 +93,8 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
   local = LocalRun(watcher)
   launcher = Launcher(
     options.launch,
-    command=lambda role, learner, address: command(
-      arguments, folder, role, learner, address
+    command=lambda role, learner, address, is_again: command(
+      arguments, folder, role, learner, address, is_again=is_again
     ),
     num_learners=options.membership.num_learners,
     workdir=folder.root,
@@ -131,6 +131,8 @@ def command(
   role: str,
   learner: int,
   address: str,
+  *,
+  is_again: bool = False,
 ) -> list[str]:
   """The command line of a process of a run.
 
@@ -139,16 +141,16 @@ def command(
     folder: of the run.
     role: 'syncer' or 'learner'.
     learner: its number; the syncer has none.
-    address: of the syncer, for learners; for a syncer that is started again,
-      where it was.
+    address: of the syncer; '' for its own first process.
+    is_again: whether it goes on for a process that has died.
   """
   changes = {'role': role, 'workdir': str(folder.root)}
   if role == 'learner':
     changes['learner'] = str(learner)
-  elif address:
-    changes['resume'] = 'True'
   if address:
     changes['syncer.address'] = address
+  if is_again:
+    changes['resume'] = 'True'
   return [
     sys.executable,
     '-m',

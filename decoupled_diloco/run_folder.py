@@ -37,6 +37,10 @@ class RunFolder:
     """The events of a learner."""
     return self.root / 'learners' / str(learner) / 'events.jsonl'
 
+  def learner_snapshots(self, learner: int) -> pathlib.Path:
+    """The snapshots of a learner."""
+    return self.root / 'learners' / str(learner) / 'snapshots'
+
   def claim(self, *, resume: bool = False) -> None:
     """Makes the folder, for one run.
 

@@ -22,6 +22,7 @@ from decoupled_diloco.protocol.syncer_state import BudgetOptions
 from decoupled_diloco.protocol.weights import StalenessOptions
 from decoupled_diloco.runtime.durability_options import DurabilityOptions
 from decoupled_diloco.runtime.launch_options import LaunchOptions
+from decoupled_diloco.runtime.snapshot_options import SnapshotOptions
 from decoupled_diloco.runtime.throttle import ThrottleOptions
 from decoupled_diloco.training.global_model import OuterOptions
 from decoupled_diloco.training.inner import InnerOptions
@@ -144,6 +145,7 @@ class RunOptions:
   inner: InnerOptions
   mesh: MeshOptions
   throttle: ThrottleOptions
+  snapshots: SnapshotOptions
   syncer: SyncerAddressOptions
   transport: TransportOptions
   security: SecurityOptions

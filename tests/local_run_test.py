@@ -70,6 +70,9 @@ def test_command_lines(tmp_path):
     '--config.syncer.address=host:1',
     '--launched',
   ]
+  assert not any('resume' in word for word in line)
+  line = local_run.command(given, folder, 'learner', 2, 'host:1', is_again=True)
+  assert '--config.resume=True' in line
   line = local_run.command(given, folder, 'syncer', -1, '')
   assert not any('learner=' in word or 'address' in word for word in line)
 

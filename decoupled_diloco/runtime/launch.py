@@ -52,9 +52,9 @@ class Launcher:
 
   Args:
     options: see there.
-    command: arguments of a process, given its role and the learner's number
-      (-1 for the syncer) and the syncer's address ('' for the syncer, unless it
-      is to continue its run there).
+    command: arguments of a process, given its role, the learner's number (-1
+      for the syncer), the syncer's address ('' for the syncer's first process)
+      and whether it goes on for one that has died.
     num_learners: M.
     workdir: where logs go, and where the syncer leaves its address in the file
       `address`.
@@ -68,7 +68,7 @@ class Launcher:
     self,
     options: LaunchOptions,
     *,
-    command: Callable[[str, int, str], Sequence[str]],
+    command: Callable[[str, int, str, bool], Sequence[str]],
     num_learners: int,
     workdir: pathlib.Path,
     progress: Callable[[], float],
@@ -94,7 +94,9 @@ class Launcher:
     self._stop: _Stop | None = None
     self._fleet = LearnerFleet(
       options,
-      command=lambda m: command('learner', m, self._address),
+      command=lambda m, is_again: command(
+        'learner', m, self._address, is_again
+      ),
       num_learners=num_learners,
       logs=workdir / 'logs',
       progress=progress,
@@ -167,7 +169,7 @@ class Launcher:
     if self._stop is not None:
       raise self._stop.error()
     self._syncer = processes.spawn(
-      self._command('syncer', -1, self._address),
+      self._command('syncer', -1, self._address, self._syncer_restarts > 0),
       self._log(),
       report=self._report,
     )

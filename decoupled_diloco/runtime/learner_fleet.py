@@ -37,7 +37,8 @@ class LearnerFleet:
 
   Args:
     options: see there.
-    command: arguments of a learner's process, given its number.
+    command: arguments of a learner's process, given its number and whether it
+      goes on for one that has died.
     num_learners: M.
     logs: folder of what they print.
     progress: the share of the run that is done.
@@ -48,7 +49,7 @@ class LearnerFleet:
     self,
     options: LaunchOptions,
     *,
-    command: Callable[[int], Sequence[str]],
+    command: Callable[[int, bool], Sequence[str]],
     num_learners: int,
     logs: pathlib.Path,
     progress: Callable[[], float],
@@ -73,7 +74,7 @@ class LearnerFleet:
   def start(self) -> None:
     """Starts all learners."""
     for m in range(self._num_learners):
-      self._learners[m] = _Learner(self._spawn(m))
+      self._learners[m] = _Learner(self._spawn(m, is_again=False))
 
   def watch(self, is_stopping: bool) -> None:
     """Takes note of who has died, and starts those again that may be.
@@ -89,7 +90,7 @@ class LearnerFleet:
       if learner.life is _Life.RESTARTING and is_stopping:
         learner.life = _Life.GONE
       elif learner.life is _Life.RESTARTING and now >= learner.restart_at:
-        learner.process = self._spawn(m)
+        learner.process = self._spawn(m, is_again=True)
         learner.life = _Life.RUNNING
         self._tell(f'learner {m} starts again')
       elif learner.life is _Life.RUNNING:
@@ -122,9 +123,9 @@ class LearnerFleet:
   def _log(self, m: int) -> pathlib.Path:
     return self._logs / f'learner-{m}.log'
 
-  def _spawn(self, m: int) -> subprocess.Popen:
+  def _spawn(self, m: int, *, is_again: bool) -> subprocess.Popen:
     return processes.spawn(
-      self._command(m),
+      self._command(m, is_again),
       self._log(m),
       core=processes.core_of(m) if self._options.pin_cores else None,
     )

@@ -30,6 +30,7 @@ from decoupled_diloco.protocol.learner_state import (
   rejoin_step,
 )
 from decoupled_diloco.runtime.hand_over_sender import HandOverSender
+from decoupled_diloco.runtime.learner_snapshots import LearnerSnapshots
 from decoupled_diloco.runtime.local_model import LocalModel, Staging
 from decoupled_diloco.runtime.throttle import ThrottleOptions
 from decoupled_diloco.training.inner import NEVER
@@ -70,6 +71,7 @@ class LearnerLoop:
     heartbeat_seconds: between two signs of life.
     connect_seconds: how long the first connection may take.
     throttle: see there.
+    snapshots: where it looks for one of a former process, and keeps its own.
     record: is told every event with its effects, in order (the event tape).
     tell: is given sentences for people.
     clock: seconds from any start.
@@ -88,6 +90,7 @@ class LearnerLoop:
     heartbeat_seconds: float,
     connect_seconds: float,
     throttle: ThrottleOptions = _NO_THROTTLE,
+    snapshots: LearnerSnapshots | None = None,
     record: Record = lambda event, effects: None,
     tell: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
@@ -102,6 +105,7 @@ class LearnerLoop:
     self._heartbeat_seconds = heartbeat_seconds
     self._connect_seconds = connect_seconds
     self._throttle = throttle
+    self._snapshots = snapshots
     self._record = record
     self._tell_people = tell
     self._clock = clock
@@ -147,6 +151,7 @@ class LearnerLoop:
       threading.Thread(target=self._guarded, args=(target,), daemon=True)
       for target in (self._receive, self._sender.run, self._pulse)
     ]
+    self._resume()
     self._link.start()
     for thread in threads:
       thread.start()
@@ -162,11 +167,26 @@ class LearnerLoop:
       self._link.close(_FAREWELL_SECONDS)
       for thread in threads:
         thread.join()
+      if self._snapshots is not None:
+        self._snapshots.close()
       close = getattr(self._batches, 'close', None)
       if close is not None:
         close()
 
   # The training thread.
+
+  def _resume(self) -> None:
+    """Goes on from its own newest snapshot, if there is one."""
+    if self._snapshots is None:
+      return
+    found = self._snapshots.restore(self._model.snapshot_like())
+    if found is None:
+      return
+    versions = [ledger.base_version for ledger in found.state.ledgers]
+    self._model.resume(found.arrays, versions)
+    self._has_begun = True
+    self._tell(ev.Resumed(self._clock(), found.state))
+    self._tell_people(f'resumes from its step {found.state.total_steps:,}')
 
   def _train(self) -> fx.Finish:
     while True:
@@ -209,7 +229,9 @@ class LearnerLoop:
   def _adopt(self, effect: fx.Adopt) -> None:
     if self._has_begun:
       self._sender.forget(effect.fragment)
-      self._model.adopt(effect.fragment, effect.version, effect.merged_round)
+      self._model.adopt(
+        effect.fragment, effect.version, effect.merged_round, effect.is_anew
+      )
       return
     self._versions[effect.fragment] = effect.version
     if len(self._versions) == self._options.schedule.num_fragments:
@@ -220,13 +242,19 @@ class LearnerLoop:
     versions = [version for _, version in sorted(self._versions.items())]
     step = rejoin_step(self._options, self._state)
     self._model.begin(versions, self._rng, NEVER if step is None else step)
-    # The position follows from the steps that the syncer has heard of, by
-    # whichever incarnation: only batches since then are read again.
-    self._batches = self._open_batches(self._state.total_steps)
     self._has_begun = True
+    if self._snapshots is not None and step is not None:
+      peer = self._snapshots.restore_from_peer(self._model.snapshot_like())
+      if peer is not None:
+        self._model.take_optimizer(peer.arrays)
+        self._tell_people("begins with the state of a peer's inner optimizer")
 
   def _scan(self, global_step: int) -> None:
-    assert self._batches is not None
+    self._take_snapshot()
+    if self._batches is None:
+      # Where its snapshot was taken, or where merged contributions of former
+      # processes end: nothing is read twice, and nothing left out.
+      self._batches = self._open_batches(self._state.total_steps)
     batches = next(self._batches)
     began = self._clock()
     loss = float(self._model.train(batches, global_step)['loss'])
@@ -242,6 +270,15 @@ class LearnerLoop:
     self._loss = loss
     self._tokens_per_second = tokens / max(now - began, 1e-9)
     self._tell(ev.ScanEnded(now, steps, tokens, now - began))
+
+  def _take_snapshot(self) -> None:
+    if self._snapshots is None:
+      return
+    now = self._clock()
+    # All that was decided before this scan is carried out; so what the machine
+    # remembers of the local copy is what the local copy is.
+    if self._snapshots.is_due(now):
+      self._snapshots.take(now, self._state, self._model.snapshot())
 
   def _keep_pace(self, until: float) -> None:
     remaining = until - self._clock()

@@ -13,10 +13,11 @@ and publications are float32 (`wire_shapes`) also where the parameters are not.
 
 import enum
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -119,6 +120,10 @@ class LocalModel:
     self._encode = jax.jit(self._encode_fragment, static_argnums=1)
     self._decode_update = jax.jit(self._next_version, static_argnums=0)
     self._decode_value = jax.jit(wire.value.decode)
+    self._copy = jax.jit(
+      lambda state: jax.tree.map(jnp.copy, state),
+      out_shardings=trainer.state_shardings,
+    )
 
   # The jitted functions. Shardings are static, so that fragments of the same
   # shapes share what is compiled.
@@ -205,6 +210,59 @@ class LocalModel:
         for base, shardings in zip(bases, self._shardings, strict=True)
       ]
 
+  def snapshot(self) -> dict[str, jax.Array]:
+    """What a new process needs to go on from here, by name.
+
+    The training state is copied where it lies, because the next scan donates
+    it; so this only queues work, and takes as much memory as that state.
+    """
+    assert self._state is not None
+    held = self._copy(self._state), list(self._bases), list(self._residuals)
+    return _named(held)
+
+  def snapshot_like(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of what `snapshot` gives."""
+    return _named(self._abstract())
+
+  def _abstract(self) -> tuple[TrainState, list[Any], list[Any]]:
+    bases = [
+      _placed(shapes, shardings)
+      for shapes, shardings in zip(self._shapes, self._shardings, strict=True)
+    ]
+    residuals: list[Any] = [()] * len(bases)
+    if self._wire.up.error_feedback:
+      residuals = [
+        _placed(jax.eval_shape(self._wire.up.init, base), shardings)
+        for base, shardings in zip(bases, self._shardings, strict=True)
+      ]
+    return self.trainer.abstract_state, bases, residuals
+
+  def resume(
+    self, arrays: Mapping[str, jax.Array], versions: Sequence[int]
+  ) -> None:
+    """Goes on from a snapshot, instead of `begin`.
+
+    Args:
+      arrays: like `snapshot_like`.
+      versions: per fragment, the version that its base is.
+    """
+    structure = jax.tree.structure(self._abstract())
+    self._state, bases, residuals = structure.unflatten(
+      arrays[name] for name in sorted(arrays)
+    )
+    with self._lock:
+      self._bases, self._base_versions = list(bases), list(versions)
+      self._residuals = list(residuals)
+
+  def take_optimizer(self, arrays: Mapping[str, jax.Array]) -> None:
+    """Takes over the inner optimizer's state from a peer's snapshot."""
+    assert self._state is not None
+    structure = jax.tree.structure(self._abstract())
+    peer, *_ = structure.unflatten(arrays[name] for name in sorted(arrays))
+    self._state = self._state._replace(
+      opt_state=peer.opt_state, rejoin_step=peer.rejoin_step
+    )
+
   def train(self, batches: Any, global_step: int) -> Metrics:
     """One scan; returns its metrics, which may still be being computed."""
     assert self._state is not None
@@ -225,7 +283,13 @@ class LocalModel:
       self._flights[fragment] = _Flight(round_, decoded, residual)
     return Captured(fragment, round_, encoded)
 
-  def adopt(self, fragment: int, version: int, merged_round: int) -> None:
+  def adopt(
+    self,
+    fragment: int,
+    version: int,
+    merged_round: int,
+    is_anew: bool = False,
+  ) -> None:
     """Adopts a claimed version.
 
     Args:
@@ -233,9 +297,19 @@ class LocalModel:
       version: which of its claimed versions.
       merged_round: round of the learner's own hand-over that was merged since
         it last adopted this fragment; -1 if none was.
+      is_anew: whether all progress of the local copy is to be given up.
     """
     assert self._state is not None
     base = self.base(fragment)
+    if is_anew:
+      # Relative to itself, the local copy has no progress. Copies, because the
+      # parameters are donated.
+      local = self.plan.take(self._state.params, fragment)
+      base = tuple(
+        jnp.array(value, shape.dtype)
+        for value, shape in zip(local, self._shapes[fragment], strict=True)
+      )
+      base = jax.device_put(base, self._shardings[fragment])
     decoded = None
     with self._lock:
       published = self._claimed[fragment].pop(version)
@@ -332,14 +406,9 @@ class LocalModel:
     self.trainer.compile(batches)
     shapes = jax.eval_shape(self.trainer.task.init, jax.random.key(0))
     params = _placed(shapes, self.trainer.state_shardings.params)
-    bases = [
-      _placed(shapes, shardings)
-      for shapes, shardings in zip(self._shapes, self._shardings, strict=True)
-    ]
-    for p, base in enumerate(bases):
-      residual = jax.eval_shape(self._wire.up.init, base)
-      if self._wire.up.error_feedback:
-        residual = _placed(residual, self._shardings[p])
+    state, bases, residuals = self._abstract()
+    self._copy.lower(state).compile()
+    for p, (base, residual) in enumerate(zip(bases, residuals, strict=True)):
       self._encode.lower(params, p, base, residual).compile()
       for decoded in [None, base] if self.keeps_progress else [None]:
         self._adopt.lower(params, p, base, base, decoded).compile()
@@ -354,6 +423,11 @@ class LocalModel:
     shapes = self._shapes[fragment]
     nbytes = payloads.encoded_nbytes(codec, shapes)
     return payloads.from_bytes(codec, shapes, bytes(nbytes))
+
+
+def _named(tree: Any) -> dict[str, Any]:
+  """The leaves of a tree; the order of the names is that of the leaves."""
+  return {f'array_{i:05}': x for i, x in enumerate(jax.tree.leaves(tree))}
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:

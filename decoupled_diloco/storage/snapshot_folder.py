@@ -123,11 +123,20 @@ class SnapshotFolder:
         damaged.append(path)
         continue
       for other in damaged:
-        other.rename(other.with_name(other.name + _DAMAGED))
+        _set_aside(other)
       return Found(number, arrays, description, tuple(notes))
     if damaged:
       raise NoSoundSnapshotError(' '.join(notes))
     return None
+
+  def set_aside(self) -> None:
+    """Gives all snapshots another name, so that none counts any more.
+
+    Raises:
+      OSError: if that cannot be.
+    """
+    for number in self.numbers():
+      _set_aside(self.path(number))
 
   def tidy(self, keep: int) -> int:
     """Removes all but the newest, and what is left of unfinished ones.
@@ -147,6 +156,13 @@ class SnapshotFolder:
       if path.name not in kept and not path.name.endswith(_DAMAGED):
         snapshots.remove(str(path))
     return numbers[0]
+
+
+def _set_aside(path: pathlib.Path) -> None:
+  aside = path.with_name(path.name + _DAMAGED)
+  if aside.exists():
+    snapshots.remove(str(aside))
+  path.rename(aside)
 
 
 def num_bytes(arrays: Mapping[str, Any]) -> int:

@@ -67,6 +67,17 @@ class TrainScan:
     default_factory=dict
   )
 
+  @property
+  def abstract_state(self) -> TrainState:
+    """Shapes and dtypes of a state, and where its arrays lie."""
+    return jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding
+      ),
+      self._state_shapes,
+      self.state_shardings,
+    )
+
   def init_state(self, rng: PRNGKeyArray) -> TrainState:
     """A fresh state, every array made where it will lie."""
     return self._init(rng)

@@ -263,7 +263,7 @@ from decoupled_diloco.runtime.launch_options import LaunchOptions
 folder, *scripts = sys.argv[1:]
 launcher = Launcher(
   LaunchOptions(),
-  command=lambda role, m, address: [
+  command=lambda role, m, address, is_again: [
     sys.executable, '-ISc', scripts[m], role, str(m), address, folder
   ],
   num_learners=2,

@@ -103,7 +103,10 @@ class Run:
     is_start = text.startswith('Starting ')
     (self.announced if is_start else self.told).append(text)
 
-  def _command(self, role: str, learner: int, address: str) -> list[str]:
+  def _command(
+    self, role: str, learner: int, address: str, is_again: bool
+  ) -> list[str]:
+    del is_again
     script = PRELUDE + self.scripts[learner]
     given = [role, str(learner), address, str(self.folder)]
     return [sys.executable, '-ISc', script, *given]
