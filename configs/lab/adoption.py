@@ -44,5 +44,7 @@ def _add(config, rule, alpha, scans, loss):
       'link.on_loss': 'dropped',
       'lead.max_rounds_in_flight': 12,
       'grace.overlap_scans': scans,
+      # Otherwise who answers so late would count as absent.
+      'membership.liveness_timeout_seconds': 100.0,
     },
   )

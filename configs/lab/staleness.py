@@ -2,9 +2,9 @@
 
   scripts/run python -m decoupled_diloco.lab --config=configs/lab/staleness.py
 
-The link of learner 3 takes so long that its deltas are 0 to 16 rounds late,
-with and without a discount for each version that it missed. 36 runs of half a
-minute to a minute.
+What is published reaches learner 3 late, by 0 to 16 rounds, so that its deltas
+start from old versions; with and without a discount for each version that it
+has missed. 36 runs of half a minute to a minute.
 """
 
 from decoupled_diloco.lab import runs, study
@@ -23,11 +23,13 @@ def get_config():
         factors={'rounds late': rounds, 'discount': discount},
         changes={
           'learners': {
-            '3': {'link': {'latency_seconds': rounds * SCAN_SECONDS / 2}}
+            '3': {'link': {'down_latency_seconds': rounds * SCAN_SECONDS}}
           },
           'staleness.staleness_discount': discount,
           'staleness.max_staleness': 20,
           'lead.max_rounds_in_flight': 20,
+          # Otherwise it would count as absent.
+          'membership.liveness_timeout_seconds': 200.0,
         },
       )
   config.reference = {'rounds late': 0, 'discount': 1.0}

@@ -1,6 +1,7 @@
 """One connection between a learner and the syncer, as it seems to both."""
 
 import collections
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -139,7 +140,8 @@ class Connection:
     up_queue = max(options.up_queue, num_fragments)
     self.up = Pipe(agenda, options, up_queue, random_loss)
     down_queue = max(options.down_queue, num_fragments)
-    self.down = Pipe(agenda, options, down_queue, random_loss)
+    down = dataclasses.replace(options, latency_seconds=options.down_seconds)
+    self.down = Pipe(agenda, down, down_queue, random_loss)
 
   def cut(self) -> None:
     """Whatever is on its way is lost; nobody is told by this."""

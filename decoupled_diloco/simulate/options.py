@@ -35,9 +35,9 @@ class SpeedOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LinkOptions:
-  """The way between a learner and the syncer; the same in both directions.
+  """The way between a learner and the syncer.
 
-  Messages without a payload take `latency_seconds`. Payloads also take their
+  Messages without a payload take the latency. Payloads also take their
   size / `bytes_per_second`, one after the other in each direction, and are
   overtaken by messages without one.
 
@@ -53,6 +53,7 @@ class LinkOptions:
     up_queue: hand-overs that wait to be sent, at most (but never fewer than
       there are fragments, for the drain); the oldest is dropped for a new one.
     down_queue: publications that wait, at most; more are sent as values later.
+    down_latency_seconds: of the way from the syncer, if it is another.
   """
 
   latency_seconds: float = 0.0
@@ -61,9 +62,10 @@ class LinkOptions:
   on_loss: Literal['damaged', 'dropped'] = 'damaged'
   up_queue: int = 2
   down_queue: int = 64
+  down_latency_seconds: float | None = None
 
   def __post_init__(self):
-    for name in ('latency_seconds', 'bytes_per_second'):
+    for name in ('latency_seconds', 'bytes_per_second', 'down_seconds'):
       if not 0 <= getattr(self, name) < math.inf:
         raise ValueError(
           f'{name}={getattr(self, name)} must be finite and not negative.'
@@ -79,6 +81,12 @@ class LinkOptions:
     for name in ('up_queue', 'down_queue'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name}={getattr(self, name)} must be at least 1.')
+
+  @property
+  def down_seconds(self) -> float:
+    """Latency of the way from the syncer."""
+    down = self.down_latency_seconds
+    return self.latency_seconds if down is None else down
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,6 +216,15 @@ class EngineOptions:
         'for a publication gives no sign of life without heartbeats, and would '
         'never be sent what was dropped. Set has_heartbeats=True.'
       )
+    timeout = self.syncer.membership.liveness_timeout_seconds
+    for m, link in enumerate(self.links):
+      round_trip = link.latency_seconds + link.down_seconds
+      if round_trip >= timeout:
+        raise ValueError(
+          f'learner {m} can never join: its round trip takes {round_trip} s, '
+          f'and with liveness_timeout_seconds={timeout} it counts as absent '
+          'before it can answer; raise the timeout.'
+        )
     for fault in self.failures.schedule:
       if not 0 <= fault.learner < M:
         raise ValueError(
