@@ -227,7 +227,11 @@ class Publication:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-  """A contribution was not accepted, or was dropped before its merge."""
+  """A contribution was not accepted, or was dropped before its merge.
+
+  Attributes:
+    current: the round that was the current one then.
+  """
 
   learner: int
   incarnation: int
@@ -235,6 +239,7 @@ class Refusal:
   fragment: int
   reason: Reason
   detail: str
+  current: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

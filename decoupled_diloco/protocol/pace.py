@@ -196,7 +196,11 @@ def merge(
 
 
 def refuse(
-  entry: Contribution, reason: Reason, detail: str, effects: list[Effect]
+  entry: Contribution,
+  reason: Reason,
+  detail: str,
+  effects: list[Effect],
+  current: int = -1,
 ) -> None:
   """Tells a learner that its contribution will not be merged."""
   refusal = Refusal(
@@ -206,6 +210,7 @@ def refuse(
     fragment=entry.fragment,
     reason=reason,
     detail=detail,
+    current=current,
   )
   effects.append(Send(entry.learner, refusal))
 
