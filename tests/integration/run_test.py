@@ -12,11 +12,20 @@ import pytest
 
 from decoupled_diloco.observe.tape import read_tape
 from decoupled_diloco.protocol import effects as fx
+from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
+from decoupled_diloco.replaying import replay_tape
 from tests.integration.command_test import command
+from tests.protocol.accounts import Accounts
 
 DEADLINE_SECONDS = 150.0
 SMALL = '--config=tests/integration/small_config.py'
+
+
+def assert_no_token_is_merged_twice(steps) -> None:
+  accounts = Accounts()
+  accounts.tape = [(event, tuple(effects)) for event, effects in steps]
+  accounts.assert_no_token_is_merged_twice()
 
 
 def _live_children(workdir: pathlib.Path) -> list[int]:
@@ -54,7 +63,8 @@ def test_a_run_survives_a_kill(tmp_path):
   process = command(
     SMALL,
     f'--config.workdir={workdir}',
-    '--config.launch.kill=((1,0.2),)',
+    '--config.launch.kill=((1,0.3),)',
+    '--config.snapshots.every_seconds=0.5',
   )
   output, errors = process.communicate(timeout=DEADLINE_SECONDS)
   assert process.returncode == 0, errors
@@ -75,7 +85,10 @@ def test_a_run_survives_a_kill(tmp_path):
 
   # The learner that came back read on where it had left, and the learning rate
   # went on from the run's step.
-  steps = read_tape(workdir / 'events.jsonl').steps
+  whole = read_tape(workdir / 'events.jsonl')
+  assert replay_tape(whole) == len(whole.steps)
+  assert_no_token_is_merged_twice(whole.steps)
+  steps = whole.steps
   welcomes = [
     effect.message
     for _, effects in steps
@@ -87,6 +100,10 @@ def test_a_run_survives_a_kill(tmp_path):
   assert [welcome.total_steps > 0 for welcome in welcomes] == [False, True]
   assert welcomes[1].round > 0
   tape = read_tape(workdir / 'learners' / '1' / 'events.jsonl')
+  assert replay_tape(tape) == len(tape.steps)
+  resumed = tape.segments[1].steps[0][0]
+  assert isinstance(resumed, ev.Resumed)
+  assert resumed.state.total_steps > 0
   first_scan = next(
     effect
     for _, effects in tape.segments[1].steps
