@@ -190,6 +190,8 @@ def set_up_syncer(
     executor=saver,
     tell=tell,
   )
+  if warning := options.security.warning(options.syncer.address):
+    tell(warning)
   with contextlib.ExitStack() as undo:
     undo.callback(store.close)
     restored = _open(store, options, tell)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import signal
 
 import pytest
@@ -60,6 +61,16 @@ def test_what_a_stopped_run_leaves(options, run):
   tape = read_tape(folder.tape)
   assert tape.segments[0].header.machine == 'syncer'
   assert folder.address.exists()
+
+
+def test_the_token_is_written_nowhere(options, run):
+  object.__setattr__(options.security, 'run_token', 'very-secret')
+  run()
+  paths = [
+    path for path in pathlib.Path(options.workdir).rglob('*') if path.is_file()
+  ]
+  assert len(paths) > 5
+  assert not any(b'very-secret' in path.read_bytes() for path in paths)
 
 
 def test_a_checkpoint_that_cannot_be_saved(options, run, monkeypatch):

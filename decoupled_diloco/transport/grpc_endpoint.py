@@ -64,6 +64,7 @@ class GrpcEndpoint:
     self._security = security or SecurityOptions()
     self._security.check_address(address)
     self._credentials = self._security.server_credentials()
+    self._security.token  # Can be read, or raises.  # noqa: B018
     self._max_peers = max_peers
     self._clock = clock
     self._lock = threading.Lock()

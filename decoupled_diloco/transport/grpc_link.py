@@ -63,6 +63,7 @@ class GrpcLink:
     self._security = security or SecurityOptions()
     self._security.check_address(address)
     self._credentials = self._security.channel_credentials()
+    self._security.token  # Can be read, or raises.  # noqa: B018
     self._backoff = Backoff(self._options, rng or random.Random())
     self._clock = clock
     self._inbox: Inbox[tuple[LinkEvent, FrameStream | None]] = Inbox(

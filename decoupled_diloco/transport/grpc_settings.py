@@ -40,6 +40,11 @@ def server_arguments(options: TransportOptions) -> Arguments:
     # Learners may ping as often as they are told to: no "too many pings".
     ('grpc.http2.min_ping_interval_without_data_ms', 1),
     ('grpc.http2.max_ping_strikes', 0),
+    # Who has connected and says nothing does not keep a place for ever.
+    (
+      'grpc.server_handshake_timeout_ms',
+      round(1000 * options.connect_seconds),
+    ),
     # Two syncers on one port would each get some of the learners.
     ('grpc.so_reuseport', 0),
   ]

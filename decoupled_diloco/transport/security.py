@@ -1,6 +1,7 @@
 """Who may connect: TLS on both sides, and a token that the whole run shares."""
 
 import dataclasses
+import functools
 import hmac
 import pathlib
 import ssl
@@ -28,7 +29,9 @@ class SecurityOptions:
     tls_server_name: the name that the syncer's certificate is for, where it is
       not the host of its address.
     run_token: a secret that learners and syncer of a run share, so that no
-      learner joins the wrong run; '' for none.
+      learner joins the wrong run; '' for none. Everybody on the machine can see
+      it on a command line, so rather give it in a file.
+    run_token_file: a file with the run_token in its first line.
   """
 
   insecure: bool = False
@@ -37,6 +40,7 @@ class SecurityOptions:
   tls_authority: str = ''
   tls_server_name: str = ''
   run_token: str = dataclasses.field(default='', repr=False)
+  run_token_file: str = ''
 
   def __post_init__(self):
     files = {
@@ -49,7 +53,11 @@ class SecurityOptions:
         f'{", ".join(missing)} must be given too: TLS needs all of '
         f'{", ".join(files)}, or none.'
       )
-    if not (self.run_token.isascii() and self.run_token.isprintable()):
+    if self.run_token and self.run_token_file:
+      raise ValueError(
+        'run_token and run_token_file must not both be given; keep the file.'
+      )
+    if not _is_token(self.run_token):
       raise ValueError('run_token must be of printable ASCII characters.')
 
   @property
@@ -98,16 +106,51 @@ class SecurityOptions:
       certificate_chain=certificate,
     )
 
+  @functools.cached_property
+  def token(self) -> str:
+    """The run's token, wherever it was given; '' for none.
+
+    Raises:
+      ValueError: if the file cannot be read, or holds none.
+    """
+    if not self.run_token_file:
+      return self.run_token
+    path = pathlib.Path(self.run_token_file)
+    try:
+      first, *_ = [*path.read_text().splitlines(), '']
+    except (OSError, UnicodeError) as error:
+      why = getattr(error, 'strerror', None) or 'it is no text'
+      raise ValueError(
+        f'run_token_file={path} must be a file that can be read: {why}.'
+      ) from error
+    if not first.strip() or not _is_token(first.strip()):
+      raise ValueError(
+        f'run_token_file={path} must hold the token in its first line, in '
+        'printable ASCII characters.'
+      )
+    return first.strip()
+
   def call_metadata(self) -> tuple[tuple[str, str], ...]:
     """What a learner shows at the door."""
-    return ((_TOKEN_KEY, self.run_token),) if self.run_token else ()
+    return ((_TOKEN_KEY, self.token),) if self.token else ()
 
   def is_admitted(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
     """Whether a learner that shows this is one of the run."""
     shown = next((value for key, value in metadata if key == _TOKEN_KEY), '')
     if isinstance(shown, str):
       shown = shown.encode()
-    return hmac.compare_digest(shown, self.run_token.encode())
+    return hmac.compare_digest(shown, self.token.encode())
+
+  def warning(self, address: str) -> str:
+    """What people must know of a run that is open to others; '' if nothing."""
+    host, _ = split_address(address)
+    if self.has_tls or is_loopback(host):
+      return ''
+    return (
+      f'WARNING: insecure=True, and {address} can be reached by others. '
+      'Whoever is on this network can read the model, and change it'
+      + ('.' if self.token else ': there is not even a run_token.')
+    )
 
   def _read_files(self) -> tuple[bytes, bytes, bytes]:
     """Certificate, key and authority; gRPC would not say what is wrong."""
@@ -134,3 +177,7 @@ class SecurityOptions:
       ) from error
     certificate, key, authority = contents
     return certificate, key, authority
+
+
+def _is_token(text: str) -> bool:
+  return text.isascii() and text.isprintable()
