@@ -42,6 +42,9 @@ class TransportOptions:
       many bytes, so that small payloads cost one packet; a larger frame has a
       packet to itself. (An acknowledgement travels with any.)
     chunk_bytes: payload bytes per frame; a control message waits behind one.
+    max_bytes_per_second: cap on the payload bytes that a learner sends, and on
+      those that the syncer sends to each learner, evenly spread: in no second
+      more than 1.1 of it. 0: no cap.
     window_bytes: payload bytes on their way, unacknowledged, at most; for full
       speed at least the link's rate times its round-trip time.
     max_payload_bytes: larger payloads are refused on both sides.
@@ -56,6 +59,7 @@ class TransportOptions:
 
   packet_bytes: int = 64 << 10
   chunk_bytes: int = 512 << 10
+  max_bytes_per_second: float = 0.0
   window_bytes: int = 64 << 20
   max_payload_bytes: int = 8 << 30
   max_message_bytes: int = 256 << 10
@@ -102,6 +106,11 @@ class TransportOptions:
         f'window_bytes={self.window_bytes} must hold two chunks of '
         f'chunk_bytes={self.chunk_bytes}, or one is never sent while another '
         f'is acknowledged; at least {2 * self.chunk_bytes}.'
+      )
+    if not 0 <= self.max_bytes_per_second < float('inf'):
+      raise ValueError(
+        f'max_bytes_per_second={self.max_bytes_per_second} must be finite and '
+        'not negative; 0 for no cap.'
       )
     if not 0 <= self.backoff_jitter <= 1:
       raise ValueError(

@@ -11,6 +11,7 @@ from decoupled_diloco.transport.options import (
   CHUNK_OVERHEAD_BYTES,
   TransportOptions,
 )
+from decoupled_diloco.transport.shaping import Shaper
 from decoupled_diloco.transport.window import CreditWindow
 from decoupled_diloco.transport.wire import (
   AcknowledgementFrame,
@@ -60,7 +61,8 @@ class FrameScheduler:
   Control messages wait only for chunks that are on their way. Of the payloads,
   one is sent at a time, in chunks as far as the credit window allows. None is
   begun before the window has room for its first chunk, so what cannot be sent
-  can still be dropped. What is small and due travels in one packet.
+  can still be dropped. What is small and due travels in one packet. Payloads
+  keep to the cap of the options, which control messages do not wait for.
   """
 
   def __init__(self, options: TransportOptions, bulk_queue: int):
@@ -76,6 +78,7 @@ class FrameScheduler:
     self._received = 0
     self._acknowledged = 0
     self._last_id = 0
+    self._shaper = Shaper(options.max_bytes_per_second, options.chunk_bytes)
     self.window = CreditWindow(
       options.chunk_bytes, options.window_bytes, options.bulk_delay_seconds
     )
@@ -166,7 +169,7 @@ class FrameScheduler:
     """
     frames: list[bytes | Piece] = []
     room = self._options.packet_bytes
-    while (size := self._next_size()) and (size <= room or not frames):
+    while (size := self._next_size(now)) and (size <= room or not frames):
       room -= size
       frames.append(self._next_frame(now))
     if self._received > self._acknowledged and (
@@ -180,7 +183,12 @@ class FrameScheduler:
   def _is_urgent(self) -> bool:
     return self._received - self._acknowledged >= self._options.chunk_bytes
 
-  def _next_size(self) -> int:
+  def seconds_until_due(self, now: float) -> float | None:
+    """How long payload bytes only wait for the cap; None if they do not."""
+    seconds = self._shaper.seconds_until_free(now)
+    return seconds if seconds and self.has_bulk else None
+
+  def _next_size(self, now: float) -> int:
     """At least the bytes of the frame that may go next; 0 if none may."""
     if self._control:
       return len(self._control[0])
@@ -188,7 +196,7 @@ class FrameScheduler:
       return 0
     bulk = self._current or self._unsent[0]
     size = self._chunk_size(bulk)
-    if not self.window.has_room(size):
+    if self._shaper.seconds_until_free(now) or not self.window.has_room(size):
       return 0
     if self._current is None:
       return bulk.envelope_bytes
@@ -202,7 +210,7 @@ class FrameScheduler:
     return self._continue(self._current, now)
 
   def _chunk_size(self, bulk: _Bulk) -> int:
-    return min(self._options.chunk_bytes, bulk.payload.nbytes - bulk.sent)
+    return min(self._shaper.chunk_bytes, bulk.payload.nbytes - bulk.sent)
 
   def _begin(self, bulk: _Bulk) -> Piece:
     self._current = bulk
@@ -215,6 +223,7 @@ class FrameScheduler:
     start = bulk.sent
     bulk.sent += size
     self.window.on_sent(size, now)
+    self._shaper.on_sent(size, now)
     if bulk.sent == bulk.payload.nbytes:
       self._unacknowledged.append((self.window.sent, bulk.message))
       self._current = None

@@ -240,13 +240,16 @@ class FrameStream:
     any, it is not, until something does come in.
     """
     self._is_idle = is_idle
-    seconds = None if is_idle else self._options.acknowledge_seconds
+    now = self._clock()
+    limits = [] if is_idle else [self._options.acknowledge_seconds]
     since = self._scheduler.window.waiting_since()
     if since is not None:
-      stall = since + self._options.stall_seconds - self._clock()
-      seconds = stall if seconds is None else min(seconds, stall)
+      limits.append(since + self._options.stall_seconds - now)
+    due = self._scheduler.seconds_until_due(now)
+    if due is not None:
+      limits.append(due)
     try:
-      return self._changed.wait(seconds)
+      return self._changed.wait(min(limits, default=None))
     finally:
       self._is_idle = False
 
