@@ -1,6 +1,7 @@
 """What every event of a syncer, and every effect, changes in the status."""
 
 from decoupled_diloco.observe import words
+from decoupled_diloco.observe.learner_status import LearnerStatus
 from decoupled_diloco.observe.run_status import Fault, ReceiptsDue, RunStatus
 from decoupled_diloco.protocol.effects import (
   Accept,
@@ -129,7 +130,7 @@ def take_effect(status: RunStatus, event: Event, effect: Effect) -> None:
     case SendFragments(learner=learner, fragments=fragments):
       sizes = status.fragment_value_bytes
       num_bytes = sum(sizes[p] for p in fragments if 0 <= p < len(sizes))
-      _count_down(status, learner, num_bytes)
+      _count_down(status, learner, num_bytes, 'values')
     case GraceBegan():
       status.quorum_seconds.add(effect.quorum_seconds)
       status.grace_seconds.add(effect.grace_seconds)
@@ -169,6 +170,7 @@ def _sent(status: RunStatus, event: Event, message: Message) -> None:
       learner = status.learners.get(number)
       if learner:
         learner.refusals[reason.value] += 1
+        _count_up(learner, event, 'refused')
 
 
 def _admit(status: RunStatus, event: Event, welcome: Welcome) -> None:
@@ -213,6 +215,9 @@ def _accept(status: RunStatus, event: Event) -> None:
   entry = event.message
   assert isinstance(entry, Contribution)
   status.accepted[entry.round, entry.learner] = entry
+  learner = status.learners.get(entry.learner)
+  if learner:
+    _count_up(learner, event, 'accepted')
   if event.payload:
     status.accepted_bits += 8 * event.payload.num_bytes
     status.accepted_elements += status.fragment_sizes[entry.fragment]
@@ -239,7 +244,7 @@ def _merged(status: RunStatus, event: MergeDone, publish: Publish) -> None:
   status.published_bits += 8 * event.num_bytes
   status.published_elements += status.fragment_sizes[publish.fragment]
   for number in publish.learners:
-    _count_down(status, number, event.num_bytes)
+    _count_down(status, number, event.num_bytes, 'publications')
   status.receipts_due.pop(publish.fragment, None)
   if publish.learners:
     status.receipts_due[publish.fragment] = ReceiptsDue(
@@ -274,8 +279,17 @@ def _credit(status: RunStatus, round_: int) -> None:
     )
 
 
-def _count_down(status: RunStatus, number: int, num_bytes: int) -> None:
+def _count_up(learner: LearnerStatus, event: Event, outcome: str) -> None:
+  """What became of a contribution that has just come."""
+  if isinstance(event, MessageArrived) and event.payload:
+    learner.traffic[f'up {outcome}'] += event.payload.num_bytes
+
+
+def _count_down(
+  status: RunStatus, number: int, num_bytes: int, purpose: str
+) -> None:
   status.bytes_down += num_bytes
   learner = status.learners.get(number)
   if learner:
     learner.bytes_down += num_bytes
+    learner.traffic[f'down {purpose}'] += num_bytes

@@ -47,6 +47,9 @@ class LearnerStatus:
     refusals: refused contributions by reason.
     bytes_up: payload bytes received from it.
     bytes_down: payload bytes sent to it.
+    traffic: the same by direction and purpose: 'up accepted', 'up refused',
+      'down publications' and 'down values' (to a learner that joins, or missed
+      a publication).
   """
 
   learner: int
@@ -74,6 +77,7 @@ class LearnerStatus:
   refusals: Counter[str] = dataclasses.field(default_factory=Counter)
   bytes_up: int = 0
   bytes_down: int = 0
+  traffic: Counter[str] = dataclasses.field(default_factory=Counter)
   _admitted_tokens: int = 0
   _has_reported: bool = False
   _lost_with_syncer: bool = False

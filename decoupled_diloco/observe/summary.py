@@ -67,6 +67,7 @@ class LearnerSummary:
   refusals: Mapping[str, int]
   bytes_up: int
   bytes_down: int
+  traffic: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ def summarise(
         refusals=dict(sorted(learner.refusals.items())),
         bytes_up=learner.bytes_up,
         bytes_down=learner.bytes_down,
+        traffic=dict(learner.traffic),
       )
       for learner in status.learners.values()
     ),

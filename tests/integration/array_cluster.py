@@ -73,11 +73,17 @@ class ArrayWork:
       NEVER if rejoin_step is None else rejoin_step,
     )
 
-  def adopt(
-    self, learner: int, fragment: int, version: int, merged_round: int
-  ) -> None:
-    self.locals[learner].claim(fragment, version)
-    self.locals[learner].adopt(fragment, version, merged_round)
+  def adopt(self, learner: int, adopt: fx.Adopt) -> None:
+    self.locals[learner].claim(adopt.fragment, adopt.version)
+    self.locals[learner].adopt(
+      adopt.fragment, adopt.version, adopt.merged_round, adopt.is_anew
+    )
+
+  def snapshot(self, learner: int) -> None:
+    raise AssertionError('Nobody asks for snapshots here.')
+
+  def resume(self, learner: int) -> None:
+    raise AssertionError('Nobody asks for snapshots here.')
 
   def start_scan(self, learner: int, global_step: int, first_step: int) -> None:
     self._scans[learner] = global_step, first_step

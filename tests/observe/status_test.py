@@ -308,3 +308,28 @@ def test_a_run_of_the_real_machines(tiny_run):
     learner = status.learners[number]
     assert learner.total_tokens == member.total_tokens
     assert learner.incarnation == member.incarnation
+
+
+def test_traffic_by_direction_and_purpose(hand_made):
+  status = _status(hand_made)
+  header, _ = hand_made
+  value = sum(
+    header.facts.get('fragment_value_bytes')
+    or [4 * size for size in header.fragment_sizes]
+  )
+  first, second = (status.learners[m].traffic for m in range(2))
+  assert first == {
+    'down values': value,
+    'up accepted': 75,
+    'down publications': 300,
+  }
+  assert second == {
+    'down values': 2 * value,  # When it came back, too.
+    'up accepted': 50,
+    'up refused': 50,
+    'down publications': 200,
+  }
+  for learner in status.learners.values():
+    up = [n for name, n in learner.traffic.items() if name.startswith('up')]
+    assert sum(up) == learner.bytes_up
+    assert sum(learner.traffic.values()) - sum(up) == learner.bytes_down

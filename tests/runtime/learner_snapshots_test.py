@@ -50,10 +50,16 @@ def state_at(steps: int) -> LearnerState:
   return learner.state
 
 
+def wait(snapshots):
+  """Until the last one is written."""
+  assert snapshots._writing is not None
+  snapshots._writing.result(timeout=60)
+
+
 def take(snapshots, steps, model):
   """Takes a snapshot and waits until it is written."""
   snapshots.take(0.0, state_at(steps), model.snapshot())
-  snapshots._writing.result(timeout=60)
+  wait(snapshots)
 
 
 def trained(wire, rule, mesh=ONE, tx=optax.sgd):
@@ -141,7 +147,7 @@ def test_a_snapshot_is_due_from_time_to_time(tmp_path):
   assert not snapshots.is_due(14.9)
   assert snapshots.is_due(15.0)
   snapshots.take(15.0, state_at(2), model.snapshot())
-  snapshots._writing.result(timeout=60)
+  wait(snapshots)
   assert not snapshots.is_due(24.9)
   assert snapshots.is_due(25.0)
   snapshots.close()
