@@ -150,6 +150,7 @@ def finish(
   reason = state.end_reason
   if event.error:
     reason = f'{reason}, but the final checkpoint is lost: {event.error}'
-  effects.append(Broadcast(RunEnded(reason)))
+  is_early = not state.has_met_budget
+  effects.append(Broadcast(RunEnded(reason, is_early)))
   effects.append(Finish(reason, is_failure=bool(event.error)))
   return state._replace(phase=Phase.FINISHED, end_reason=reason)

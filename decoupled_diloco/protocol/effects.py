@@ -156,10 +156,12 @@ class Finish:
     reason: a sentence for people.
     is_failure: it ends because it may not take part, or because what is final
       could not be saved.
+    is_early: of a learner: the run may be continued.
   """
 
   reason: str
   is_failure: bool = False
+  is_early: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -126,8 +126,8 @@ def _hear(
       leave_at = now + 2 * seconds
       effects.append(WakeAt(leave_at))
       return state._replace(drain_first=first, leave_at=leave_at)
-    case RunEnded(reason=reason):
-      return _finish(state, reason, effects)
+    case RunEnded(reason=reason, is_early=is_early):
+      return _finish(state, reason, effects, is_early=is_early)
     case Rejection(reason=reason):
       return _finish(state, reason, effects, is_rejected=True)
     case _:
@@ -339,6 +339,7 @@ def _finish(
   reason: str,
   effects: list[Effect],
   is_rejected: bool = False,
+  is_early: bool = False,
 ) -> LearnerState:
-  effects.append(Finish(reason, is_rejected))
+  effects.append(Finish(reason, is_rejected, is_early))
   return state._replace(phase=Phase.FINISHED)

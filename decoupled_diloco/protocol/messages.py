@@ -261,9 +261,14 @@ class DrainStarted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunEnded:
-  """All is merged that could be; nothing more is wanted of the learner."""
+  """All is merged that could be; nothing more is wanted of the learner.
+
+  Attributes:
+    is_early: it was stopped before its budget was met, and may be continued.
+  """
 
   reason: str
+  is_early: bool = False
 
 
 Message: TypeAlias = (

@@ -180,7 +180,8 @@ def _admit(
   if lacking:
     effects.append(SendFragments(hello.learner, lacking))
   if state.phase is Phase.FINISHED:
-    effects.append(Send(hello.learner, RunEnded(state.end_reason)))
+    ended = RunEnded(state.end_reason, not state.has_met_budget)
+    effects.append(Send(hello.learner, ended))
   return state.with_member(hello.learner, member)._replace(
     next_incarnation=state.next_incarnation + 1
   )

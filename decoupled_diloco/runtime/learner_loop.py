@@ -116,6 +116,7 @@ class LearnerLoop:
     self._effects: queue.SimpleQueue[fx.Effect | BaseException] = (
       queue.SimpleQueue()
     )
+    self._num_adoptions_due = 0  # Decided, and not carried out; by the lock.
     self._sender = HandOverSender(model, link, self._drop)
     self._is_over = threading.Event()
     self._is_answered = threading.Event()
@@ -205,6 +206,8 @@ class LearnerLoop:
           self._sender.send_again(contribution)
         case fx.Adopt():
           self._adopt(effect)
+          with self._lock:
+            self._num_adoptions_due -= 1
         case fx.Forget(round=round_, fragment=fragment):
           self._model.forget(fragment, round_)
         case fx.StartScan() if self._stop_reason is not None:
@@ -216,10 +219,13 @@ class LearnerLoop:
         case fx.Wait(reason=reason):
           self._tell_people(f'waits {reason}')
         case fx.Finish():
+          if effect.is_early:
+            self._take_snapshot(is_last=True)
           return effect
         case _:
           raise AssertionError(f'{effect} is no effect of a learner.')
       if self._stop_reason is not None:
+        self._take_snapshot(is_last=True)
         reason, self._stop_reason = self._stop_reason, None
         self._tell(ev.StopRequested(self._clock(), reason))
 
@@ -271,14 +277,17 @@ class LearnerLoop:
     self._tokens_per_second = tokens / max(now - began, 1e-9)
     self._tell(ev.ScanEnded(now, steps, tokens, now - began))
 
-  def _take_snapshot(self) -> None:
-    if self._snapshots is None:
+  def _take_snapshot(self, *, is_last: bool = False) -> None:
+    """Between scans, if it is time for one, or there will be no other."""
+    snapshots, now = self._snapshots, self._clock()
+    if snapshots is None or not self._has_begun:
       return
-    now = self._clock()
-    # All that was decided before this scan is carried out; so what the machine
-    # remembers of the local copy is what the local copy is.
-    if self._snapshots.is_due(now):
-      self._snapshots.take(now, self._state, self._model.snapshot())
+    with self._lock:
+      state = self._state
+      # Otherwise the machine is ahead of the local copy.
+      is_settled = self._num_adoptions_due == 0
+    if is_settled and (snapshots.is_due(now) or is_last):
+      snapshots.take(now, state, self._model.snapshot())
 
   def _keep_pace(self, until: float) -> None:
     remaining = until - self._clock()
@@ -300,6 +309,7 @@ class LearnerLoop:
             self._wake_at = at
           case fx.Adopt(fragment=fragment, version=version):
             self._model.claim(fragment, version)
+            self._num_adoptions_due += 1
             self._effects.put(effect)
           case fx.Finish():
             self._is_over.set()  # Nothing that comes now matters any more.

@@ -83,6 +83,8 @@ class LearnerSnapshots:
       state: what the machine remembers.
       arrays: those of `LocalModel.snapshot`; its own.
     """
+    if not self._options.every_seconds:
+      return
     self._taken_at = now
     self._writing = self._executor.submit(self._write, state, arrays)
 

@@ -8,7 +8,8 @@ class SnapshotOptions:
   """When a learner takes snapshots.
 
   Attributes:
-    every_seconds: time between two; 0 for none at all.
+    every_seconds: time between two; one more is taken when the learner is asked
+      to stop. 0 for none at all.
   """
 
   every_seconds: float = 60.0

@@ -273,7 +273,9 @@ class DrainStarted(_message.Message):
     def __init__(self, first_round: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class RunEnded(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "is_early")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_EARLY_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    is_early: bool
+    def __init__(self, reason: _Optional[str] = ..., is_early: bool = ...) -> None: ...

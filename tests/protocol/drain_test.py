@@ -284,7 +284,7 @@ def test_the_end_is_told_after_the_final_checkpoint_is_saved():
   assert not [m for m in syncer.effects(fx.Broadcast) if _is_end(m)]
   effects = syncer.saved()
   assert effects == (
-    fx.Broadcast(msg.RunEnded('SIGTERM')),
+    fx.Broadcast(msg.RunEnded('SIGTERM', is_early=True)),
     fx.Finish('SIGTERM'),
   )
 
@@ -298,11 +298,11 @@ def test_a_checkpoint_that_cannot_be_saved_is_a_failure():
   effects = syncer.saved(error='no space left on device')
   reason = 'SIGTERM, but the final checkpoint is lost: no space left on device'
   assert effects == (
-    fx.Broadcast(msg.RunEnded(reason)),
+    fx.Broadcast(msg.RunEnded(reason, is_early=True)),
     fx.Finish(reason, is_failure=True),
   )
   (_, ended) = messages(syncer.hello(1))  # Whoever comes later hears it, too.
-  assert ended == msg.RunEnded(reason)
+  assert ended == msg.RunEnded(reason, is_early=True)
 
 
 def test_saved_without_having_been_asked_is_an_error():

@@ -199,7 +199,9 @@ def test_the_end_is_told_when_the_final_checkpoint_is_saved():
   run.work()
   assert saved == [(0, 0)]
   for m in (0, 1):
-    assert run.sent_to(m, msg.RunEnded) == [(msg.RunEnded('enough'), b'')]
+    assert run.sent_to(m, msg.RunEnded) == [
+      (msg.RunEnded('enough', is_early=True), b'')
+    ]
   assert run.tape[-1][1][-1] == fx.Finish('enough')
   assert run.server.save_error is None
 

@@ -203,8 +203,9 @@ def test_a_rejoined_learner_warms_up():
   train = make_scan()
   state = train.init_from(train.init_state(RNG).params, RNG, rejoin_step=8)
   _, metrics = train.scan(state, make_batches(0), 8)
-  # The scan's last step is the fourth of ten since the rejoin.
-  expected = 0.4 * inner.learning_rate(INNER, 11)
+  # The scan's last step is the fourth of a hundred since the rejoin.
+  assert INNER.rejoin_warmup_steps == 100
+  expected = 0.04 * inner.learning_rate(INNER, 11)
   np.testing.assert_allclose(metrics['learning_rate'], expected, rtol=1e-6)
 
 
