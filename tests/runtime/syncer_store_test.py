@@ -1,5 +1,6 @@
 """A restarted syncer has the bits of one that was never stopped."""
 
+import gc
 import pathlib
 import shutil
 
@@ -28,6 +29,19 @@ from tests.training.global_models import (
 NO_SNAPSHOTS = DurabilityOptions(snapshot_growth=1e9)
 ALWAYS = DurabilityOptions(snapshot_growth=1e-9)
 INT4 = WireOptions(up='f32', down='int4', block_size=8)
+
+
+# What orbax had begun to read reports that nobody waits for it any more.
+UNFINISHED_READS = pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
+
+@pytest.fixture
+def forgotten_reads():
+  """They report it now, and not in the middle of another test."""
+  yield
+  gc.collect()
 
 
 class Syncer:
@@ -235,8 +249,8 @@ def files(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(path for path in folder.rglob('*') if path.stat().st_size)
 
 
-# What orbax had begun to read reports that nobody waits for it any more.
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@UNFINISHED_READS
+@pytest.mark.usefixtures('forgotten_reads')
 def test_a_damaged_snapshot_is_replaced_by_the_one_before(tmp_path):
   """Whichever file of it has a flipped bit: found out, or without effect."""
   live = Syncer(tmp_path / 'run', options=ALWAYS).begin()
@@ -270,8 +284,8 @@ def test_a_damaged_snapshot_is_replaced_by_the_one_before(tmp_path):
   assert found_out > 3
 
 
-# What orbax had begun to read reports that nobody waits for it any more.
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@UNFINISHED_READS
+@pytest.mark.usefixtures('forgotten_reads')
 def test_no_sound_snapshot(tmp_path):
   live = Syncer(tmp_path).begin()
   live.train(range(2))
