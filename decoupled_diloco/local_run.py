@@ -89,7 +89,7 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
   folder = RunFolder(options.workdir)
   with entry.setting_up():
     folder.claim(resume=options.resume)
-  watcher = Watcher(folder)
+    watcher = Watcher(folder)
   local = LocalRun(watcher)
   launcher = Launcher(
     options.launch,

@@ -32,12 +32,22 @@ class Watcher:
   """
 
   def __init__(self, folder: RunFolder):
+    """Begins where the tape ends now.
+
+    Raises:
+      ValueError: if the tape that is there is damaged.
+    """
     self.folder = folder
-    self.status: RunStatus | None = None
     self._follower = TapeFollower(folder.tape)
     self._view = ProgressView(sys.stderr)
     self._metrics: MetricsWriter | None = MetricsWriter(folder.metrics)
     self._noted_at = 0.0
+    self.status: RunStatus | None = catch_up(None, self._follower)
+    self._old_segments = 0
+    if self.status is not None and self.status.began_at is not None:
+      # Of a run that is continued, only what is new is shown.
+      self._old_segments = self.status.segment + 1
+      self._view.skip(self.status)
 
   @property
   def progress(self) -> float:
@@ -54,15 +64,23 @@ class Watcher:
   @property
   def has_begun(self) -> bool:
     """Whether the run has come to train."""
-    return self.status is not None and self.status.opened_at is not None
+    return self._news is not None and self._news.opened_at is not None
+
+  @property
+  def _news(self) -> RunStatus | None:
+    """The status, if there is more than the tape had told at the start."""
+    status = self.status
+    if status is None or status.began_at is None:
+      return None
+    return status if status.segment >= self._old_segments else None
 
   def poll(self) -> None:
     """Reads what is new on the tape, and shows it."""
     self.status = catch_up(self.status, self._follower)
-    if self.status is None or self.status.began_at is None:
+    if self._news is None:
       return
     now = time.monotonic()
-    self._view.update(self.status, now)
+    self._view.update(self._news, now)
     if now - self._noted_at >= _METRICS_SECONDS:
       self._noted_at = now
       self._note()
@@ -74,8 +92,8 @@ class Watcher:
   def close(self) -> None:
     """Shows and notes the last state."""
     self.status = catch_up(self.status, self._follower)
-    if self.status is not None:
-      self._view.update(self.status, time.monotonic())
+    if self._news is not None:
+      self._view.update(self._news, time.monotonic())
       self._note()
     self._view.close()
     if self._metrics is not None:

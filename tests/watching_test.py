@@ -138,3 +138,19 @@ def test_a_summary_that_cannot_be_kept_is_still_shown(
 
 def test_nothing_is_said_of_nothing(folder, capsys):
   assert _summary(folder, RESULT, capsys) == ''
+
+
+def test_of_a_continued_run_only_the_news_is_shown(folder, tape, capsys):
+  _opens(tape, 1.0, 4)
+  watcher = watching.Watcher(folder)
+  watcher.poll()
+  assert not watcher.has_begun
+  again = TapeWriter(folder.tape, TapeHeader('syncer', OPTIONS, (3, 4)))
+  again.record(ev.Restarted(9.0, 2, None), ())
+  again.close()
+  watcher.poll()
+  watcher.close()
+  assert watcher.has_begun
+  said = capsys.readouterr().err
+  assert 'The syncer is back after 8.0 s' in said
+  assert 'Round 4 is open' not in said

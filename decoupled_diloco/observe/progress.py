@@ -105,6 +105,10 @@ class ProgressView:
       self._due_at = now + self._painter.seconds
       self._paint(status)
 
+  def skip(self, status: RunStatus) -> None:
+    """Takes what has happened until now for known."""
+    self._painter.skip(status)
+
   def say(self, text: str) -> None:
     """Shows a sentence that is not about what is on the tape, once."""
     self._painter.say(text)
@@ -133,6 +137,9 @@ class _Painter(Protocol):
   def tell(self, status: RunStatus) -> None:
     """Says at once what should be said at once."""
 
+  def skip(self, status: RunStatus) -> None:
+    """What has happened need not be said any more."""
+
   def say(self, text: str) -> None:
     """Says something else."""
 
@@ -153,6 +160,9 @@ class _LivePainter:
 
   def tell(self, status: RunStatus) -> None:
     """Happenings are a part of the picture."""
+
+  def skip(self, status: RunStatus) -> None:
+    """The picture shows the last ones anyway."""
 
   def say(self, text: str) -> None:
     self._live.console.print(text)  # Above the picture.
@@ -176,6 +186,9 @@ class _LinePainter:
     for happening in status.happenings:
       if happening.number >= self._told:
         self._write(lines.happening_line(status, happening))
+    self.skip(status)
+
+  def skip(self, status: RunStatus) -> None:
     self._told = status.happenings_count
 
   def say(self, text: str) -> None:

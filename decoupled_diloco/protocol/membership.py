@@ -138,7 +138,8 @@ def objection(
   if hello.run_id not in ('', run_id):
     return (
       f'learner {hello.learner} belongs to run {hello.run_id}, this syncer '
-      f'serves run {run_id}; correct the address, or restart the learner.'
+      f'serves run {run_id}; correct the address, or start the learner without '
+      'the snapshots of the other run (resume=False).'
     )
   if hello.versions and (
     len(hello.versions) != len(versions)
