@@ -45,5 +45,7 @@ def get_config():
     '1': {'throttle': {'step_seconds': 0.0176}},
     '2': {'throttle': {'step_seconds': 0.0192}},
   }
+  # So that the one that is killed has one to go on from.
+  config.snapshots.every_seconds = 10.0
   config.launch.kill = ((2, 0.4),)
   return config
