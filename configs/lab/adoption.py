@@ -4,8 +4,9 @@
 
 Four learners of one speed share 2.5M bytes; their links take so long that the
 result of a hand-over is adopted 1, 2, 4 or 8 scans later, or a share of the
-contributions is lost. Each run ends when its budget is merged, so rules that
-throw work away train longer. 63 runs of half a minute to two minutes.
+contributions is lost. All runs have as many rounds, so about as much time and
+as many processed tokens: what a rule throws away, its model does not get. 63
+runs of about half a minute.
 """
 
 from decoupled_diloco.lab import runs, study
@@ -18,7 +19,7 @@ RULES = (('overwrite', 0.0), ('mix', 0.5), ('rebase', 0.0))
 def get_config():
   config = study.default_study('adoption')
   config.run = runs.small_run()
-  study.change(config.run, runs.merged_budget(TOKENS, 4))
+  study.change(config.run, runs.budget(TOKENS, 4))
   for rule, alpha in RULES:
     for scans in (1, 2, 4, 8):
       _add(config, rule, alpha, scans, 0.0)
