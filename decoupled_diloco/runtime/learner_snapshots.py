@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 from decoupled_diloco.protocol.learner_state import LearnerState
 from decoupled_diloco.protocol.records import from_jsonable, to_jsonable
 from decoupled_diloco.runtime.snapshot_options import SnapshotOptions
-from decoupled_diloco.storage.snapshot_folder import (
-  NoSoundSnapshotError,
-  SnapshotFolder,
-)
+from decoupled_diloco.storage.snapshot_folder import SnapshotFolder
 
 FORMAT = 1
 _KEPT = 2
@@ -124,14 +121,14 @@ class LearnerSnapshots:
   ) -> Restored | None:
     try:
       found = folder.newest(like, self._check)
-    except (NoSoundSnapshotError, _UnsuitableError, OSError) as error:
+      if found is None:
+        return None
+      state = from_jsonable(found.description['state'])
+    except (ValueError, OSError) as error:
       self._tell(f'does not use the snapshots in {folder.folder}: {error}')
-      return None
-    if found is None:
       return None
     for note in found.notes:
       self._tell(note)
-    state: Any = from_jsonable(found.description['state'])
     return Restored(found.arrays, state)
 
   def _check(self, description: Mapping[str, Any]) -> None:
