@@ -45,7 +45,7 @@ def take(
   if refusal is None:
     state, refusal = _weigh(options, state, entry, event.payload)
   if refusal:
-    pace.refuse(entry, *refusal, effects, state.current)
+    pace.refuse(entry, *refusal, effects)
     return _note_unsound(options, state, entry, *refusal, effects)
   effects.append(Accept(entry.learner, entry.round))
   member = state.members[entry.learner]

@@ -40,12 +40,7 @@ def for_next_round(
   # that waits has not come here with more than the limit in flight.
   if options.on_lead_limit == 'train' and _exceeds_lead(options, state, number):
     return state
-  before = state
-  state = _hand_over(options, state, number, effects)
-  if state is before and state.aimed_until >= 0:
-    # What it hears of is old, so this round is over before it could be joined.
-    state = state._replace(newest_round=max(state.newest_round, number + 1))
-  return state
+  return _hand_over(options, state, number, effects)
 
 
 def _exceeds_lead(
@@ -108,9 +103,6 @@ def take_refusal(
   effects: list[Effect],
 ) -> LearnerState:
   """Sends a corrupted hand-over again, and lets go of any other."""
-  is_own = refusal.incarnation == state.incarnation
-  if refusal.reason is Reason.LATE and is_own:
-    state = _aim_ahead(state, refusal)
   flight = state.ledgers[refusal.fragment].flight
   if (
     flight is None
@@ -133,24 +125,6 @@ def take_refusal(
   )
   is_round_free = refusal.reason is not Reason.LATE
   return lose(options, state, refusal.round, effects, is_round_free)
-
-
-def _aim_ahead(state: LearnerState, refusal: Refusal) -> LearnerState:
-  """Proposes later rounds, if what it hears of rounds is too old.
-
-  Over a long way a learner hears of a round when that is over. Since it goes on
-  by one round per scan, as the others do, it would be late for ever. So it goes
-  ahead by as much as it was late, once for all that was on its way when it
-  heard. By one round anybody is late now and then; that alone means nothing.
-  """
-  lag = refusal.current - refusal.round
-  is_far = lag >= 2 or (lag == 1 and state.aimed_until >= 0)
-  if not is_far or refusal.round <= state.aimed_until:
-    return state
-  return state._replace(
-    newest_round=max(state.newest_round, state.last_round + 1) + lag,
-    aimed_until=state.last_round,
-  )
 
 
 def lose(

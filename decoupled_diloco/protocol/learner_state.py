@@ -113,7 +113,6 @@ class LearnerState(NamedTuple):
     newest_round: the newest open round that it has heard of; -1 if none.
     last_round: the newest round that it handed over; -1 if none.
     missed: rounds whose hand-over was lost while they were open.
-    aimed_until: the last round handed over before it last aimed further ahead.
     adopted_round: the newest round that it adopted; -1 if none.
     ledgers: per fragment.
     awaited: per fragment, the version from which on this process may train.
@@ -138,7 +137,6 @@ class LearnerState(NamedTuple):
   newest_round: int
   last_round: int
   missed: frozenset[int]
-  aimed_until: int
   adopted_round: int
   ledgers: tuple[Ledger, ...]
   awaited: tuple[int, ...]
@@ -213,7 +211,6 @@ def initial_state(options: LearnerOptions) -> LearnerState:
     newest_round=-1,
     last_round=-1,
     missed=frozenset(),
-    aimed_until=-1,
     adopted_round=-1,
     ledgers=(Ledger(),) * options.schedule.num_fragments,
     awaited=(0,) * options.schedule.num_fragments,

@@ -227,11 +227,7 @@ class Publication:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-  """A contribution was not accepted, or was dropped before its merge.
-
-  Attributes:
-    current: the round that was the current one then.
-  """
+  """A contribution was not accepted, or was dropped before its merge."""
 
   learner: int
   incarnation: int
@@ -239,7 +235,6 @@ class Refusal:
   fragment: int
   reason: Reason
   detail: str
-  current: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -196,11 +196,7 @@ def merge(
 
 
 def refuse(
-  entry: Contribution,
-  reason: Reason,
-  detail: str,
-  effects: list[Effect],
-  current: int = -1,
+  entry: Contribution, reason: Reason, detail: str, effects: list[Effect]
 ) -> None:
   """Tells a learner that its contribution will not be merged."""
   refusal = Refusal(
@@ -210,7 +206,6 @@ def refuse(
     fragment=entry.fragment,
     reason=reason,
     detail=detail,
-    current=current,
   )
   effects.append(Send(entry.learner, refusal))
 

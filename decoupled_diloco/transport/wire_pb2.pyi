@@ -247,22 +247,20 @@ class Publication(_message.Message):
     def __init__(self, round: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., contributors: _Optional[_Iterable[int]] = ..., form: _Optional[str] = ..., merged_round: _Optional[int] = ..., merged_tokens: _Optional[float] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("learner", "incarnation", "round", "fragment", "reason", "detail", "current")
+    __slots__ = ("learner", "incarnation", "round", "fragment", "reason", "detail")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
-    CURRENT_FIELD_NUMBER: _ClassVar[int]
     learner: int
     incarnation: int
     round: int
     fragment: int
     reason: str
     detail: str
-    current: int
-    def __init__(self, learner: _Optional[int] = ..., incarnation: _Optional[int] = ..., round: _Optional[int] = ..., fragment: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., current: _Optional[int] = ...) -> None: ...
+    def __init__(self, learner: _Optional[int] = ..., incarnation: _Optional[int] = ..., round: _Optional[int] = ..., fragment: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class DrainStarted(_message.Message):
     __slots__ = ("first_round", "seconds")
