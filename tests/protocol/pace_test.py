@@ -236,9 +236,9 @@ def test_survivors_go_on_though_one_of_them_is_far_away():
   engine = Engine(
     EngineOptions(
       options,
-      (SpeedOptions(1.0),) * 3,
+      (SpeedOptions(1.0, 0.1),) * 3,
       (LinkOptions(),) * 2 + (LinkOptions(down_latency_seconds=16.0),),
-      failures=FailureOptions((Fault(400.0, 1, 'kill'),)),
+      failures=FailureOptions((Fault(800.0, 1, 'kill'),)),
     ),
     NoWork((400,) * 3, (8,) * 6, (8,) * 6, (8,) * 6),
     record=lambda event, effects: merged.extend(
@@ -246,7 +246,8 @@ def test_survivors_go_on_though_one_of_them_is_far_away():
     ),
   )
   merged: list[float] = []
-  engine.run(until=1600.0)
+  engine.run(until=2400.0)
   # It hears of a round when that is open for 16 s, and scans for 4 more.
-  for begin, end in ((400.0, 800.0), (1200.0, 1600.0)):
-    assert sum(begin <= at < end for at in merged) >= 400 / (16 + 4) - 1
+  for begin in (800.0, 1600.0):
+    count = sum(begin <= at < begin + 800.0 for at in merged)
+    assert count >= 800 / (16 + 4) - 1
