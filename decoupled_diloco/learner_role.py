@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -82,18 +81,21 @@ def _snapshots(
 ) -> LearnerSnapshots:
   """The learner's snapshots, begun anew unless the run is continued."""
   folder = RunFolder(options.workdir)
-  own = folder.learner_snapshots(options.learner)
-  if not options.resume and own.exists():
-    # They are of another run, or of a life that shall not be continued.
-    shutil.rmtree(own)
-  peers = [
-    folder.learner_snapshots(m)
-    for m in range(options.membership.num_learners)
-    if m != options.learner
-  ]
-  return LearnerSnapshots(
-    own, peers=peers, layout=layout, options=options.snapshots, tell=tell
+  snapshots = LearnerSnapshots(
+    folder.learner_snapshots(options.learner),
+    peers=[
+      folder.learner_snapshots(m)
+      for m in range(options.membership.num_learners)
+      if m != options.learner
+    ],
+    layout=layout,
+    options=options.snapshots,
+    tell=tell,
   )
+  if not options.resume:
+    # They are of another run, or of a life that shall not be continued.
+    snapshots.set_aside()
+  return snapshots
 
 
 def set_up_learner(options: RunOptions) -> LearnerSetup:

@@ -150,9 +150,10 @@ def _enter(
     if state.incarnation == 0:
       ledger = _with_former_lives(options, fragment, ledger, welcome)
     ledgers.append(ledger)
-  if welcome.drain_first < 0 and state.drain_first is not None:
+  is_draining = welcome.drain_first >= 0
+  if not is_draining and state.drain_first is not None:
     # The drain began in a life of the syncer that has left no trace of it.
-    state = state._replace(phase=Phase.WAITING, drain_first=None, leave_at=None)
+    state = state._replace(phase=Phase.WAITING, leave_at=None)
   state = state._replace(
     is_connected=True,
     is_announced=False,
@@ -166,6 +167,7 @@ def _enter(
     total_steps=max(state.total_steps, welcome.total_steps),
     total_tokens=max(state.total_tokens, welcome.total_tokens),
     ledgers=tuple(ledgers),
+    drain_first=welcome.drain_first if is_draining else None,
     awaited=welcome.versions if state.incarnation == 0 else state.awaited,
     drained=frozenset(
       round_

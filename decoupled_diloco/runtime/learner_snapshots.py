@@ -97,7 +97,7 @@ class LearnerSnapshots:
       if number not in self._folder.numbers():
         self._folder.save(number, arrays, description)
       self._folder.tidy(_KEPT)
-    except OSError as error:
+    except (OSError, ValueError) as error:
       # The run does not depend on it.
       self._tell(f'no snapshot was taken: {error}')
 
@@ -105,8 +105,16 @@ class LearnerSnapshots:
     """The learner's own newest snapshot; None if it has none that is sound."""
     found = self._restore(self._folder, like)
     if found is None:
-      self._folder.set_aside()  # Those that it takes now are to be the newest.
+      self.set_aside()
     return found
+
+  def set_aside(self) -> None:
+    """Lets none of its own count any more: those that follow are the newest.
+
+    Raises:
+      OSError: if that cannot be.
+    """
+    self._folder.set_aside(self._folder.numbers())
 
   def restore_from_peer(self, like: Mapping[str, Any]) -> Restored | None:
     """The newest snapshot of any other learner; None if there is none."""
@@ -129,6 +137,8 @@ class LearnerSnapshots:
       return None
     for note in found.notes:
       self._tell(note)
+    if folder is self._folder:  # Others' are theirs to look after.
+      folder.set_aside(found.damaged)
     return Restored(found.arrays, state)
 
   def _check(self, description: Mapping[str, Any]) -> None:

@@ -237,6 +237,7 @@ class SyncerStore:
         'config.resume at False to begin one.'
       )
     notes += found.notes
+    self._snapshots.set_aside(found.damaged)
     self._snapshots.tidy(_KEPT_SNAPSHOTS)
     self._model.restore(found.arrays)
     self._snapshot_bytes = num_bytes(found.arrays)
@@ -335,9 +336,13 @@ class SyncerStore:
   def _begin_snapshot(self) -> None:
     """Takes copies of everything as it is now, to be written elsewhere."""
     assert self._journal is not None
+    try:
+      with self._guard:
+        self._journal.begin_segment()
+    except OSError as error:
+      self._do_without(error)
+      return
     self._is_snapshotting = True
-    with self._guard:
-      self._journal.begin_segment()
     number, arrays = self._journal.next_number, self._model.arrays()
     description = self._describe()
     self._executor.submit(self._finish_snapshot, number, arrays, description)
@@ -351,11 +356,14 @@ class SyncerStore:
       with self._guard:
         if self._journal is not None:
           self._journal.remove_before(oldest)
-    except OSError as error:
-      # The journal has everything; it only grows longer than it should.
-      self.tell(f'No snapshot was taken: {error}')
+    except (OSError, ValueError) as error:
+      self._do_without(error)
     finally:
       self._is_snapshotting = False
+
+  def _do_without(self, error: Exception) -> None:
+    # The journal has everything; it only grows longer than it should.
+    self.tell(f'No snapshot was taken: {error}')
 
   def _save(
     self, number: int, arrays: dict[str, Any], description: dict[str, Any]

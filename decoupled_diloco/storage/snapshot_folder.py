@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,8 @@ import xxhash
 from decoupled_diloco.storage import snapshots
 
 _NAME = re.compile(r'\d{20}')
-# The end of the name of one that is kept for people to look at.
-_DAMAGED = '.damaged'
+# The end of the name of one that counts no more, and is for people to look at.
+_ASIDE = '.aside'
 
 
 class Found(NamedTuple):
@@ -31,12 +31,14 @@ class Found(NamedTuple):
     number: its number.
     arrays: by name.
     description: as it was given to `save`.
-    notes: sentences for people, of newer ones that are damaged.
+    damaged: the numbers of newer ones that are not sound.
+    notes: sentences for people about those.
   """
 
   number: int
   arrays: Mapping[str, Any]
   description: Mapping[str, Any]
+  damaged: tuple[int, ...]
   notes: tuple[str, ...]
 
 
@@ -99,7 +101,8 @@ class SnapshotFolder:
   ) -> Found | None:
     """Reads the newest that is sound; None if there is none at all.
 
-    Newer ones that are damaged get another name.
+    Nothing is changed: the folder may be another process's, which meanwhile
+    removes what is read here.
 
     Args:
       like: shapes, dtypes and shardings of the arrays.
@@ -109,7 +112,7 @@ class SnapshotFolder:
       NoSoundSnapshotError: if all that there are are damaged.
     """
     notes: list[str] = []
-    damaged: list[pathlib.Path] = []
+    damaged: list[int] = []
     for number in reversed(self.numbers()):
       path = self.path(number)
       try:
@@ -120,23 +123,25 @@ class SnapshotFolder:
           raise snapshots.DamagedError('its checksum is wrong')
       except (snapshots.DamagedError, OSError) as error:
         notes.append(f'The snapshot {path} is damaged ({error}).')
-        damaged.append(path)
+        damaged.append(number)
         continue
-      for other in damaged:
-        _set_aside(other)
-      return Found(number, arrays, description, tuple(notes))
+      return Found(number, arrays, description, tuple(damaged), tuple(notes))
     if damaged:
       raise NoSoundSnapshotError(' '.join(notes))
     return None
 
-  def set_aside(self) -> None:
-    """Gives all snapshots another name, so that none counts any more.
+  def set_aside(self, numbers: Iterable[int]) -> None:
+    """Gives snapshots another name, so that they count no more.
 
     Raises:
       OSError: if that cannot be.
     """
-    for number in self.numbers():
-      _set_aside(self.path(number))
+    for number in numbers:
+      path = self.path(number)
+      aside = path.with_name(path.name + _ASIDE)
+      if aside.exists():
+        snapshots.remove(str(aside))
+      path.rename(aside)
 
   def tidy(self, keep: int) -> int:
     """Removes all but the newest, and what is left of unfinished ones.
@@ -153,16 +158,9 @@ class SnapshotFolder:
     numbers = self.numbers()[-keep:]
     kept = {self.path(number).name for number in numbers}
     for path in self.folder.iterdir():
-      if path.name not in kept and not path.name.endswith(_DAMAGED):
+      if path.name not in kept and not path.name.endswith(_ASIDE):
         snapshots.remove(str(path))
     return numbers[0]
-
-
-def _set_aside(path: pathlib.Path) -> None:
-  aside = path.with_name(path.name + _DAMAGED)
-  if aside.exists():
-    snapshots.remove(str(aside))
-  path.rename(aside)
 
 
 def num_bytes(arrays: Mapping[str, Any]) -> int:

@@ -1,5 +1,7 @@
 """A learner's process goes on where the last one had a snapshot taken."""
 
+import shutil
+
 import jax
 import numpy as np
 import optax
@@ -223,3 +225,26 @@ def test_a_snapshot_that_cannot_be_written(tmp_path):
   take(snapshots, 2, trained(EXACT, 'overwrite'))
   assert told and told[0].startswith('no snapshot was taken: ')
   snapshots.close()
+
+
+def test_a_peers_folder_is_left_as_it_is(tmp_path):
+  """It may be in the middle of removing what is read here."""
+  peer = make_snapshots(tmp_path / 'peer')
+  model = trained(EXACT, 'overwrite')
+  for steps in (2, 4):
+    take(peer, steps, model)
+  newest = max((tmp_path / 'peer').iterdir())
+  shutil.rmtree(newest / 'params')
+  told = []
+  own = make_snapshots(tmp_path / 'own', peers=[tmp_path / 'peer'], told=told)
+  before = sorted((tmp_path / 'peer').iterdir())
+  found = own.restore_from_peer(model.snapshot_like())
+  assert found is not None
+  assert found.state.total_steps == 2
+  assert 'is damaged' in told[0]
+  assert sorted((tmp_path / 'peer').iterdir()) == before
+  # Its own are for itself to set aside.
+  assert peer.restore(model.snapshot_like()) is not None
+  assert not newest.exists()
+  for snapshots in (own, peer):
+    snapshots.close()

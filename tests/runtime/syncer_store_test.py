@@ -277,7 +277,7 @@ def test_a_damaged_snapshot_is_replaced_by_the_one_before(tmp_path):
       assert f'{newest} is damaged' in note
       assert restored.num_replayed == 1
       # It is kept for people, and never chosen again.
-      assert newest.with_name(name + '.damaged').exists()
+      assert newest.with_name(name + '.aside').exists()
       again = Syncer(copy)
       assert again.resume().notes == ()
       again.store.close()
