@@ -8,7 +8,7 @@ import pytest
 from decoupled_diloco.chaos.schedule import KINDS, Fault, FaultOptions, faults
 
 
-def first(count, num_learners=4, **options):
+def first(count, num_learners=4, **options) -> list[Fault]:
   found = faults(FaultOptions(**options), num_learners)
   return list(itertools.islice(found, count))
 
@@ -66,7 +66,7 @@ def test_who_is_spared_is_not_killed():
 
 
 def test_a_schedule_is_merged_with_what_is_drawn():
-  schedule = ((5.0, 'syncer', (), 0.0), (1.0, 'partition', [2], 4))
+  schedule = ((5.0, 'syncer', (), 0.0), (1.0, 'partition', (2,), 4.0))
   found = list(
     faults(FaultOptions(mean_seconds_between=0, schedule=schedule), 3)
   )
