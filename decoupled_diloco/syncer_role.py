@@ -196,7 +196,7 @@ def set_up_syncer(
     undo.callback(store.close)
     restored = _open(store, options, tell)
     machine_options = _machine_options(options, restored.run_id, layout)
-    header = _tape_header(options, machine_options, plan)
+    header = _tape_header(options, machine_options, plan, restored.began_at)
     tape = undo.enter_context(
       contextlib.closing(TapeWriter(folder.tape, header))
     )
@@ -264,10 +264,15 @@ def _machine_options(
 
 
 def _tape_header(
-  options: RunOptions, machine_options: SyncerOptions, plan: FragmentPlan
+  options: RunOptions,
+  machine_options: SyncerOptions,
+  plan: FragmentPlan,
+  began_at: float,
 ) -> TapeHeader:
   value = wire_format(options.wire).value
   facts = {
+    # Unix time at which the events' clock began.
+    'began_at': began_at,
     'codec_up': options.wire.up,
     'codec_down': f'{options.wire.down} {options.wire.down_form}',
     'fragment_value_bytes': [

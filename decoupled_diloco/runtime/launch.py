@@ -19,7 +19,7 @@ from decoupled_diloco.runtime.launch_options import (
   LaunchError,
   LaunchOptions,
 )
-from decoupled_diloco.runtime.learner_fleet import LearnerFleet
+from decoupled_diloco.runtime.learner_fleet import End, LearnerFleet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Launcher:
     self._syncer: subprocess.Popen | None = None
     self._syncer_error = ''
     self._syncer_restarts = 0
+    self._syncer_ends: list[End] = []
     self._syncer_kills = [
       share for whom, share in options.kill if whom == SYNCER
     ]
@@ -134,6 +135,7 @@ class Launcher:
           self._kill_late(syncer)
           time.sleep(poll_seconds)
         poll()
+        self._syncer_ends.append(End(SYNCER, syncer.pid, syncer.returncode))
         if not self._may_restart(syncer.returncode):
           break
         syncer = self._restart_syncer(syncer.returncode)
@@ -142,6 +144,18 @@ class Launcher:
     finally:
       self._end_all()
       self._report.close()
+
+  @property
+  def ends(self) -> list[End]:
+    """How the processes that have ended did so."""
+    return self._syncer_ends + self._fleet.ends
+
+  def process(self, whom: int | str) -> subprocess.Popen | None:
+    """The process of a learner, or the syncer's; None if it is not running."""
+    if whom != SYNCER:
+      return self._fleet.process(int(whom))
+    syncer = self._syncer
+    return syncer if syncer is not None and syncer.poll() is None else None
 
   def request_stop(self, number: int = signal.SIGTERM) -> None:
     """Asks the syncer to drain and end; may be called from a signal handler.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from decoupled_diloco.runtime import processes
 from decoupled_diloco.runtime.launch_options import (
@@ -14,6 +15,20 @@ from decoupled_diloco.runtime.launch_options import (
   LaunchError,
   LaunchOptions,
 )
+
+
+class End(NamedTuple):
+  """How a process has ended.
+
+  Attributes:
+    whom: the learner's number, or 'syncer'.
+    pid: of the process.
+    code: its exit code; -n if signal n has killed it.
+  """
+
+  whom: int | str
+  pid: int
+  code: int
 
 
 class _Life(enum.Enum):
@@ -43,6 +58,9 @@ class LearnerFleet:
     logs: folder of what they print.
     progress: the share of the run that is done.
     tell: is given sentences for people.
+
+  Attributes:
+    ends: how each process that has ended did so, in their order.
   """
 
   def __init__(
@@ -55,6 +73,7 @@ class LearnerFleet:
     progress: Callable[[], float],
     tell: Callable[[str], None],
   ):
+    self.ends: list[End] = []
     self._options = options
     self._command = command
     self._logs = logs
@@ -70,6 +89,13 @@ class LearnerFleet:
   def processes(self) -> list[subprocess.Popen]:
     """The last process of every learner, dead or alive."""
     return [learner.process for learner in self._learners.values()]
+
+  def process(self, m: int) -> subprocess.Popen | None:
+    """The process of a learner; None if it is not running."""
+    learner = self._learners.get(m)
+    if learner is None or learner.process.poll() is not None:
+      return None
+    return learner.process
 
   def start(self) -> None:
     """Starts all learners."""
@@ -135,6 +161,7 @@ class LearnerFleet:
   ) -> None:
     """Decides what becomes of a learner whose process has ended."""
     learner.life = _Life.GONE
+    self.ends.append(End(m, learner.process.pid, code))
     if code == 0 or is_stopping:
       return
     log = self._log(m)
