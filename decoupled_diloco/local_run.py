@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from decoupled_diloco import entry, stopping
@@ -53,21 +53,79 @@ def reporting() -> Iterator[Reporter]:
 
 
 class LocalRun:
-  """What is known of a run of processes.
+  """A run whose processes are all on this machine.
+
+  Args:
+    options: of the run.
+    command: as of `Launcher`.
 
   Attributes:
+    watcher: of the run.
+    launcher: of its processes.
     result: how it ended; None before the syncer has said it.
+    failure: why it could not go on; None if it could.
+
+  Raises:
+    ValueError: if the folder is not for this run.
   """
 
-  def __init__(self, watcher: Watcher):
+  def __init__(
+    self,
+    options: RunOptions,
+    command: Callable[[str, int, str, bool], Sequence[str]],
+  ):
+    self.folder = RunFolder(options.workdir)
+    self.folder.claim(resume=options.resume)
+    self.watcher = Watcher(self.folder)
     self.result: Result | None = None
-    self._watcher = watcher
+    self.failure: LaunchError | OSError | None = None
+    self.launcher = Launcher(
+      options.launch,
+      command=command,
+      num_learners=options.membership.num_learners,
+      workdir=self.folder.root,
+      progress=lambda: self.watcher.progress,
+      tell=self.watcher.tell,
+      hear=self._hear,
+    )
 
-  def hear(self, line: str) -> None:
-    """Takes in a line that the syncer has reported."""
+  def run(
+    self,
+    on_poll: Callable[[], None] = lambda: None,
+    poll_seconds: float = 0.1,
+  ) -> None:
+    """Launches syncer and learners, and watches them until they have ended.
+
+    Args:
+      on_poll: called all the time from this thread.
+      poll_seconds: how often.
+    """
+
+    def poll() -> None:
+      self.watcher.poll()
+      on_poll()
+
+    self.watcher.tell(
+      f'Setting up the syncer; what processes print goes to {self.folder.logs}.'
+    )
+    try:
+      self.launcher.run(poll, poll_seconds)
+    except (LaunchError, OSError) as error:
+      self.failure = error
+    finally:
+      self.watcher.close()
+      self.folder.unclaim()
+
+  def end_at_once(self, number: int) -> None:
+    """Ends this process and all of the run, when signal `number` says so."""
+    self.launcher.kill_all()
+    # Not os._exit: the terminal has to be put in order.
+    raise SystemExit(stopping.exit_code(number))
+
+  def _hear(self, line: str) -> None:
     report = json.loads(line)
     if 'tell' in report:
-      self._watcher.tell(report['tell'])
+      self.watcher.tell(report['tell'])
     else:
       self.result = Result(**report['result'])
 
@@ -88,37 +146,19 @@ def run(options: RunOptions, arguments: Sequence[str]) -> int:
   """
   folder = RunFolder(options.workdir)
   with entry.setting_up():
-    folder.claim(resume=options.resume)
-    watcher = Watcher(folder)
-  local = LocalRun(watcher)
-  launcher = Launcher(
-    options.launch,
-    command=lambda role, learner, address, is_again: command(
-      arguments, folder, role, learner, address, is_again=is_again
-    ),
-    num_learners=options.membership.num_learners,
-    workdir=folder.root,
-    progress=lambda: watcher.progress,
-    tell=watcher.tell,
-    hear=local.hear,
-  )
-  stopping.in_order(launcher.request_stop, lambda n: _end_at_once(launcher, n))
-  watcher.tell(
-    f'Setting up the syncer; what processes print goes to {folder.logs}.'
-  )
-  failure = None
-  try:
-    launcher.run(watcher.poll)
-  except (LaunchError, OSError) as error:
-    failure = error
-  finally:
-    watcher.close()
-    folder.unclaim()
-  if failure is None or watcher.has_begun:
-    show_summary(watcher, local.result)
+    local = LocalRun(
+      options,
+      lambda role, learner, address, is_again: command(
+        arguments, folder, role, learner, address, is_again=is_again
+      ),
+    )
+  stopping.in_order(local.launcher.request_stop, local.end_at_once)
+  local.run()
+  if local.failure is None or local.watcher.has_begun:
+    show_summary(local.watcher, local.result)
   with entry.at_work():
-    if failure is not None:
-      raise failure
+    if local.failure is not None:
+      raise local.failure
   assert local.result is not None  # The syncer has ended with 0.
   if local.result.failure:
     entry.leave(local.result.failure, local.result.exit_code)
@@ -159,9 +199,3 @@ def command(
     *(f'--config.{name}={value}' for name, value in changes.items()),
     '--launched',
   ]
-
-
-def _end_at_once(launcher: Launcher, number: int) -> None:
-  launcher.kill_all()
-  # Not os._exit: the terminal has to be put in order.
-  raise SystemExit(stopping.exit_code(number))

@@ -25,7 +25,7 @@ TOP = (
   *('simulate.__main__', 'entry', 'local_run', 'roles', 'configuring'),
   *('building', 'command', 'config_files', 'learner_role', 'measuring'),
   *('overrides', 'run_folder', 'run_options', 'stopping', 'syncer_role'),
-  *('replaying', 'watching'),
+  *('auditing', 'replaying', 'watching'),
 )
 # Imported by the top only.
 FOR_THE_TOP = ('configuring', 'ml_collections', 'absl')

@@ -33,7 +33,8 @@ def launched(monkeypatch):
     def __init__(self, options, *, hear, tell, **others):
       self.hear, self.tell = hear, tell
 
-    def run(self, on_poll):
+    def run(self, on_poll, poll_seconds):
+      assert poll_seconds > 0
       on_poll()
       launched.does(self)
 
@@ -77,27 +78,25 @@ def test_command_lines(tmp_path):
   assert not any('learner=' in word or 'address' in word for word in line)
 
 
-def test_what_is_reported_is_heard():
+def test_what_is_reported_is_heard(options, launched, capsys):
   stream = io.StringIO()
   reporter = local_run.Reporter(stream)
   reporter.tell('Saving.\nNow.')
   reporter.result(RESULT)
   reporter.error('error: full')
   told, result, error = stream.getvalue().splitlines()
-
-  class Watcher:
-    said = ''
-
-    def tell(self, text):
-      self.said = text
-
-  watcher = Watcher()
-  local = local_run.LocalRun(watcher)  # pyright: ignore[reportArgumentType]
-  local.hear(told)
-  assert watcher.said == 'Saving.\nNow.' and local.result is None
-  local.hear(result)
-  assert local.result == RESULT
   assert error == 'error: full'
+
+  def report(launcher):
+    launcher.hear(told)
+    assert local.result is None
+    launcher.hear(result)
+
+  launched.does = report
+  local = local_run.LocalRun(options, lambda *_: [])
+  local.run()
+  assert local.result == RESULT and local.failure is None
+  assert 'Saving.\nNow.' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

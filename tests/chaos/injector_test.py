@@ -10,11 +10,11 @@ from decoupled_diloco.chaos.schedule import Fault
 
 
 class FakeProcess:
-  def __init__(self, pid):
+  def __init__(self, pid: int):
     self.pid = pid
-    self.signals = []
+    self.signals: list[int] = []
 
-  def send_signal(self, sig):
+  def send_signal(self, sig: int, /) -> None:
     self.signals.append(sig)
 
 
@@ -45,7 +45,7 @@ class Scene:
     self.told = []
     self.injector = Injector(
       iter(faults),
-      process=self.running.get,
+      process=lambda whom: self.running.get(whom),
       links=self.links,
       slow_bytes_per_second=1000.0,
       tell=self.told.append,

@@ -1,0 +1,132 @@
+"""The command line of chaos experiments."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from typing import Any
+
+from ml_collections import config_flags
+from rich.console import Console
+
+from decoupled_diloco import configuring, entry, roles, stopping
+from decoupled_diloco.chaos import given, report, schedule
+from decoupled_diloco.chaos import options as chaos_options
+from decoupled_diloco.chaos.decoupled import ChaosResult, DisturbedRun
+from decoupled_diloco.chaos.options import ChaosOptions
+from decoupled_diloco.run_folder import write_whole
+from decoupled_diloco.watching import show_summary
+
+
+def run(argv: list[str], usage: str) -> int:
+  """Carries an experiment out; returns the exit code.
+
+  Args:
+    argv: the command line.
+    usage: what is printed for --help.
+
+  Raises:
+    SystemExit: if it could not begin or go on, with a sentence.
+  """
+  config = config_flags.DEFINE_config_file('config', None, 'Path of a config.')
+  with entry.setting_up():
+    entry.parse_flags(argv, usage)
+    if config.value is None:
+      raise ValueError(
+        'no config; give that of an experiment, such as '
+        '--config=configs/chaos.py.'
+      )
+    options = chaos_options.options_of(config.value)
+    entry.prepare_jax('local')
+    roles.check(options.run, options.learners)
+  results = {}
+  for phase in options.phases:
+    path = pathlib.Path(options.workdir).resolve() / f'{phase}.json'
+    with entry.setting_up():
+      result = _finished(path)
+    if result is None:
+      result = _run_phase(phase, options, config.value.run, path)
+    else:
+      entry.say(f'{phase}: finished before; see {path}.')
+    results[phase] = result
+  return _show(options, results)
+
+
+def _finished(path: pathlib.Path) -> ChaosResult | None:
+  """The result of a run that is finished.
+
+  Raises:
+    ValueError: if there is something else.
+  """
+  try:
+    return ChaosResult(**json.loads(path.read_text()))
+  except FileNotFoundError:
+    return None
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f'{path} is not the result of a run of this version ({error}); remove it '
+      'to run that again.'
+    ) from error
+
+
+def _run_phase(
+  phase: str, options: ChaosOptions, run_config: Any, path: pathlib.Path
+) -> ChaosResult:
+  folder = path.with_suffix('')
+  with entry.setting_up():
+    _set_aside(folder)
+    run_config = run_config.copy_and_resolve_references()
+    run_config.workdir = str(folder)
+    argument = given.write(run_config, path.with_name(f'{phase}-run.json'))
+    faults = iter(())
+    if phase != chaos_options.UNDISTURBED:
+      num_learners = options.run.membership.num_learners
+      faults = schedule.faults(options.faults, num_learners)
+    disturbed = DisturbedRun(
+      configuring.options_of(run_config),
+      [argument],
+      faults,
+      options.slow_bytes_per_second,
+    )
+  entry.say(f'{phase}: the run is in {folder}.')
+  local, stopped_by = disturbed.local, []
+
+  def stop(number: int) -> None:
+    stopped_by.append(number)
+    local.launcher.request_stop(number)
+
+  stopping.in_order(stop, local.end_at_once)
+  disturbed.run()
+  show_summary(local.watcher, local.result)
+  if stopped_by:
+    raise SystemExit(stopping.exit_code(stopped_by[0]))
+  with entry.setting_up():
+    result = disturbed.result()
+    write_whole(path, json.dumps(dataclasses.asdict(result), indent=2))
+  return result
+
+
+def _set_aside(folder: pathlib.Path) -> None:
+  """Makes room where a run was broken off."""
+  if not folder.exists():
+    return
+  aside = next(
+    path
+    for number in itertools.count(1)
+    if not (path := folder.with_name(f'{folder.name}-{number}')).exists()
+  )
+  folder.rename(aside)
+  entry.say(f'What is left of a run that was broken off is in {aside}.')
+
+
+def _show(options: ChaosOptions, results: dict[str, ChaosResult]) -> int:
+  """Shows and keeps the report; returns the exit code."""
+  Console(highlight=False).print(report.as_table(results))
+  path = pathlib.Path(options.workdir).resolve() / 'report.md'
+  with entry.at_work():
+    write_whole(path, report.as_markdown(results))
+  entry.say(f'\nThe table is in {path} as well.')
+  found = report.faults_found(results)
+  for text in found:
+    entry.say(f'NOT RIGHT: {text}')
+  return 1 if found else 0
