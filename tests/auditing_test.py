@@ -70,7 +70,7 @@ def test_a_decision_that_was_another(tape):
 
 def test_a_merge_that_is_missing_after_a_restart(tape):
   def forget(event, effects):
-    if isinstance(event, ev.Restarted):
+    if isinstance(event, ev.Restarted) and event.state is not None:
       state = event.state._replace(
         versions=tuple(v - 1 for v in event.state.versions)
       )
