@@ -1,19 +1,23 @@
 """The command line of chaos experiments."""
 
 import dataclasses
+import datetime
 import itertools
 import json
 import pathlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import config_flags
 from rich.console import Console
 
 from decoupled_diloco import configuring, entry, roles, stopping
-from decoupled_diloco.chaos import given, report, schedule
+from decoupled_diloco.chaos import baseline, given, report, schedule
 from decoupled_diloco.chaos import options as chaos_options
-from decoupled_diloco.chaos.decoupled import ChaosResult, DisturbedRun
+from decoupled_diloco.chaos.decoupled import DisturbedRun
 from decoupled_diloco.chaos.options import ChaosOptions
+from decoupled_diloco.chaos.result import ChaosResult
 from decoupled_diloco.run_folder import write_whole
 from decoupled_diloco.watching import show_summary
 
@@ -44,7 +48,9 @@ def run(argv: list[str], usage: str) -> int:
     path = pathlib.Path(options.workdir).resolve() / f'{phase}.json'
     with entry.setting_up():
       result = _finished(path)
-    if result is None:
+    if result is None and phase == chaos_options.BASELINE:
+      result = _run_baseline(options, config.value.run, path)
+    elif result is None:
       result = _run_phase(phase, options, config.value.run, path)
     else:
       entry.say(f'{phase}: finished before; see {path}.')
@@ -104,6 +110,64 @@ def _run_phase(
     result = disturbed.result()
     write_whole(path, json.dumps(dataclasses.asdict(result), indent=2))
   return result
+
+
+def _run_baseline(
+  options: ChaosOptions, run_config: Any, path: pathlib.Path
+) -> ChaosResult:
+  """Runs the baseline as long as the decoupled run has taken."""
+  folder = path.with_suffix('')
+  num_learners = options.run.membership.num_learners
+  with entry.setting_up():
+    decoupled = _finished(path.with_name(f'{chaos_options.DECOUPLED}.json'))
+    if decoupled is None:
+      raise ValueError(
+        f'config.phases={options.phases} must have the decoupled run before '
+        'the baseline, which is run as long as that has taken.'
+      )
+    _set_aside(folder)
+    run_config = run_config.copy_and_resolve_references()
+    run_config.workdir = str(folder)
+    config = path.with_name(f'{chaos_options.BASELINE}-run.json')
+    given.write(run_config, config)
+    run = baseline.baseline_run(
+      options.run,
+      config,
+      folder,
+      schedule.faults(options.faults, num_learners),
+      fault_options=options.faults,
+      baseline=options.baseline,
+      wall_seconds=decoupled.wall_seconds,
+      tell=_stamped(time.monotonic()),
+    )
+  entry.say(
+    f'baseline: {num_learners} workers for {decoupled.wall_seconds:.0f} s; '
+    f'what they print goes to {folder / "logs"}.'
+  )
+  stopping.in_order(run.request_stop)
+  with entry.at_work():
+    run.run()
+  if run.stopped_by is not None:
+    raise SystemExit(stopping.exit_code(run.stopped_by))
+  facts = baseline.worker_facts(
+    options.run, config, folder, -1, '', options.baseline, options.faults
+  )
+  with entry.setting_up():
+    result = baseline.result_of(
+      run,
+      options.run,
+      decoupled.wall_seconds,
+      baseline.measured_loss(facts, folder / 'logs' / 'measure.log'),
+    )
+    write_whole(path, json.dumps(dataclasses.asdict(result), indent=2))
+  return result
+
+
+def _stamped(began_at: float) -> Callable[[str], None]:
+  """Says things with the time that has passed."""
+  return lambda text: entry.say(
+    f'[{datetime.timedelta(seconds=int(time.monotonic() - began_at))}] {text}'
+  )
 
 
 def _set_aside(folder: pathlib.Path) -> None:

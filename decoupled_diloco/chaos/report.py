@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from decoupled_diloco.chaos.decoupled import ChaosResult
+from decoupled_diloco.chaos.result import ChaosResult
 from decoupled_diloco.observe import figures
 
 _SHOWN = 5
@@ -53,7 +53,7 @@ ROWS = (
   _Row('faults', _faults),
   _Row('kill: noticed / back', _rejoin),
   _Row('refusals', lambda r: str(sum(r.refusals.values()))),
-  _Row('lives of the syncer', lambda r: str(r.lives)),
+  _Row('lives', lambda r: str(r.lives)),
   _Row('memory, second half', _growth),
 )
 

@@ -6,8 +6,9 @@ import signal
 from rich.console import Console
 
 from decoupled_diloco.chaos import report
-from decoupled_diloco.chaos.decoupled import ChaosResult, crashes
+from decoupled_diloco.chaos.decoupled import crashes
 from decoupled_diloco.chaos.injector import Struck
+from decoupled_diloco.chaos.result import ChaosResult
 from decoupled_diloco.chaos.schedule import Fault
 from decoupled_diloco.runtime.learner_fleet import End
 
