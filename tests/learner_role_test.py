@@ -26,7 +26,7 @@ def test_what_it_is_made_of(options):
   assert setup.options.model.vocab_size == 256
   assert setup.plan.num_fragments == 2
   assert setup.machine_options.learner == 1
-  assert not setup.machine_options.keeps_progress
+  assert setup.machine_options.keeps_progress  # The default: rebase.
   batches = setup.open_batches(0)
   assert (next(batches)['tokens'] == setup.example['tokens']).all()
   batches.close()

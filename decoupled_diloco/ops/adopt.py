@@ -21,12 +21,15 @@ class AdoptOptions:
   """How learners adopt.
 
   Attributes:
-    rule: 'overwrite', 'mix' or 'rebase'; see `adopt`.
+    rule: 'overwrite' (as published), 'mix' or 'rebase'; see `adopt`. The
+      default goes beyond what is published: it loses no work, and the model is
+      as good where learners are equal and adopt within a scan, and better where
+      they do not (the study configs/lab/adoption.py).
     alpha: weight of the *local* value in 'mix', from 0 (as 'overwrite') to 1
       (nothing is adopted).
   """
 
-  rule: str = 'overwrite'
+  rule: str = 'rebase'
   alpha: float = 0.0
 
   def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from decoupled_diloco.training.step import make_train_scan
 from decoupled_diloco.training.wire_format import WireOptions, wire_format
 from tests.protocol.cluster import Cluster
 
-OVERWRITE = AdoptOptions()
+OVERWRITE = AdoptOptions('overwrite')
 EXACT = WireOptions(up='f32', down='f32', down_error_feedback=False)
 
 

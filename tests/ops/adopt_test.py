@@ -66,7 +66,7 @@ def test_dtypes_stay_and_arithmetic_is_float32(rule):
 
 
 def test_options_are_validated():
-  assert AdoptOptions() == AdoptOptions('overwrite', 0.0)
+  assert AdoptOptions() == AdoptOptions('rebase', 0.0)
   assert AdoptOptions('mix', 0.5).alpha == 0.5
   with pytest.raises(ValueError, match="rule='merge' must be one of overwrite"):
     AdoptOptions('merge')

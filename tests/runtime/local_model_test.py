@@ -40,7 +40,7 @@ ONE, EIGHT = MeshOptions(), MeshOptions(2, 2, 2)
 EXACT = WireOptions(up='f32', down='f32', down_error_feedback=False)
 INT4 = WireOptions(block_size=8)
 RULES = {
-  'overwrite': AdoptOptions(),
+  'overwrite': AdoptOptions('overwrite'),
   'mix': AdoptOptions('mix', 0.3),
   'rebase': AdoptOptions('rebase'),
 }

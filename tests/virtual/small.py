@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from decoupled_diloco import tasks
+from decoupled_diloco.ops.adopt import AdoptOptions
 from decoupled_diloco.ops.fragments import fragment
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
@@ -95,6 +96,8 @@ def setup(
   defaults: dict[str, Any] = {
     'inner': optax.adam(0.05),
     'wire': EXACT,
+    # As published.
+    'adopt': AdoptOptions('overwrite'),
     'outer': OuterOptions(gain=1.0, momentum=0.0, merge='mean'),
   }
   setup = VirtualSetup(
