@@ -43,6 +43,8 @@ class FrameStream:
       made to wait.
     on_end: called, without a lock, when the stream ends; with True when it does
       so at once, which may come after the first call.
+    wait: waits for a condition, at most so many seconds of the clock if that is
+      not None; returns False if they are over.
   """
 
   def __init__(
@@ -53,9 +55,13 @@ class FrameStream:
     bulk_queue: int,
     receive_queue: int,
     on_end: Callable[[bool], None] = lambda is_at_once: None,
+    wait: Callable[
+      [threading.Condition, float | None], bool
+    ] = threading.Condition.wait,
   ):
     self._options = options
     self._clock = clock
+    self._wait = wait
     self._receive_queue = receive_queue
     self._on_end = on_end
     self._changed = threading.Condition()
@@ -249,7 +255,7 @@ class FrameStream:
     if due is not None:
       limits.append(due)
     try:
-      return self._changed.wait(min(limits, default=None))
+      return self._wait(self._changed, min(limits, default=None))
     finally:
       self._is_idle = False
 
