@@ -46,8 +46,8 @@ class GrpcEndpoint:
     clock: the time in seconds.
 
   Raises:
-    ValueError: if the address needs TLS and there is none, or a TLS file cannot
-      be read.
+    ValueError: if the address needs TLS and there is none, or a TLS file or the
+      file of the token cannot be read.
   """
 
   def __init__(
@@ -64,7 +64,7 @@ class GrpcEndpoint:
     self._security = security or SecurityOptions()
     self._security.check_address(address)
     self._credentials = self._security.server_credentials()
-    self._security.token  # Can be read, or raises.  # noqa: B018
+    self._security.check_token()
     self._max_peers = max_peers
     self._clock = clock
     self._lock = threading.Lock()

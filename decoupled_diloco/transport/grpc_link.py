@@ -45,8 +45,8 @@ class GrpcLink:
     clock: the time in seconds.
 
   Raises:
-    ValueError: if the address needs TLS and there is none, or a TLS file cannot
-      be read.
+    ValueError: if the address needs TLS and there is none, or a TLS file or the
+      file of the token cannot be read.
   """
 
   def __init__(
@@ -63,7 +63,7 @@ class GrpcLink:
     self._security = security or SecurityOptions()
     self._security.check_address(address)
     self._credentials = self._security.channel_credentials()
-    self._security.token  # Can be read, or raises.  # noqa: B018
+    self._security.check_token()
     self._backoff = Backoff(self._options, rng or random.Random())
     self._clock = clock
     self._inbox: Inbox[tuple[LinkEvent, FrameStream | None]] = Inbox(

@@ -248,10 +248,25 @@ def test_a_token_file_that_holds_none(tmp_path, content):
   path = tmp_path / 'token'
   if content is not None:
     path.write_text(content)
-  with pytest.raises(ValueError, match=r'run_token_file=.* must'):
-    GrpcEndpoint(
-      '127.0.0.1:0', security=SecurityOptions(run_token_file=str(path))
-    )
+  options = SecurityOptions(run_token_file=str(path))
+  # Before anybody has connected, so that nobody waits for it in vain.
+  for read in (
+    options.check_token,
+    lambda: GrpcEndpoint('127.0.0.1:0', security=options),
+    lambda: GrpcLink('127.0.0.1:1', security=options),
+  ):
+    with pytest.raises(ValueError, match=r'run_token_file=.* must'):
+      read()
+
+
+def test_a_token_that_was_checked_is_not_read_again(tmp_path):
+  path = tmp_path / 'token'
+  path.write_text('secret\n')
+  options = SecurityOptions(run_token_file=str(path))
+  options.check_token()
+  path.unlink()
+  assert options.is_admitted((('run-token', 'secret'),))
+  SecurityOptions().check_token()  # There is none, and none is needed.
 
 
 def test_both_tokens():
