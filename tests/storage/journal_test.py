@@ -233,6 +233,12 @@ class Failing(Disk):
       raise OSError(errno.EIO, 'Input/output error')
     super().sync(file)
 
+  def sync_folder(self, folder):
+    """The drive is dying, and the names are where it dies."""
+    if self.operation == 'sync_folder':
+      raise OSError(errno.EIO, 'Input/output error')
+    super().sync_folder(folder)
+
   def create(self, path):
     """The folder is read-only."""
     if self.operation == 'create':
@@ -290,4 +296,36 @@ def test_a_segment_that_cannot_be_begun(folder):
   journal.begin_segment()
   journal.append(b'most')
   assert payloads_of(journal, 6) == [b'more', b'most']
+  journal.close()
+
+
+def test_a_segment_that_may_have_its_name_or_not(folder):
+  """What went to the old file after that would not be found again."""
+  journal, disk = failing(folder, 'sync_folder')
+  with pytest.raises(OSError, match='Input/output'):
+    journal.begin_segment()
+  disk.operation = ''
+  with pytest.raises(OSError, match=r'broken .* open it again'):
+    journal.append(b'to which file?')
+  journal.close()
+  journal = Journal(folder, OWNER)
+  assert journal.append(b'more') == len(PAYLOADS)
+  journal.close()
+  journal = Journal(folder, OWNER)
+  assert payloads_of(journal) == [*PAYLOADS, b'more']
+  journal.close()
+
+
+def test_a_segment_that_was_removed_is_not_removed_again(folder):
+  journal, disk = failing(folder, '')
+  journal.begin_segment()
+  journal.append(b'more')
+  disk.operation = 'sync_folder'
+  with pytest.raises(OSError, match='Input/output'):
+    journal.remove_before(len(PAYLOADS))
+  disk.operation = ''
+  assert payloads_of(journal) == [b'more']
+  journal.begin_segment()
+  journal.remove_before(len(PAYLOADS) + 1)
+  assert journal.first_number == len(PAYLOADS) + 1
   journal.close()
