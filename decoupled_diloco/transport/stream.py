@@ -162,19 +162,20 @@ class FrameStream:
     """
     self.bytes_received += len(data) + _GRPC_PREFIX_BYTES
     prefix_bytes = _GRPC_PREFIX_BYTES
-    parcels = ()
+    # A list, for a packet may hold hundreds of thousands of messages.
+    parcels: list[Parcel] = []
     for frame, num_bytes in decode_packet(data):
       if isinstance(frame, ClosingFrame):
-        self.finish(frame.reason)
+        self.finish(frame.reason[:_MAX_REASON_LENGTH])
       elif isinstance(frame, AcknowledgementFrame):
         self._on_acknowledged(frame.received_bytes)
       else:
-        parcels += self._reassembler.feed(frame, num_bytes + prefix_bytes)
+        parcels.extend(self._reassembler.feed(frame, num_bytes + prefix_bytes))
         prefix_bytes = 0
     with self._changed:
       self._num_unsettled += sum(map(_has_payload, parcels))
       self._acknowledge()
-    return parcels
+    return tuple(parcels)
 
   def settle(self, parcel: Parcel):
     """A parcel has been looked at: there is room for another."""
