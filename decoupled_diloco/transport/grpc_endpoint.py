@@ -192,6 +192,8 @@ class GrpcEndpoint:
     with self._lock:
       has_room = not self._is_closed and len(self._peers) < self._max_peers
       if has_room:
+        # First, so that a host with no more threads leaves no place taken.
+        reader.start()
         self._peers[peer] = stream
         self._readers[peer] = reader
     if not has_room:
@@ -205,7 +207,6 @@ class GrpcEndpoint:
         f'The syncer has all of its max_peers={self._max_peers} connections, '
         'or is closing.',
       )
-    reader.start()
     context.send_initial_metadata((grpc_settings.GREETING,))
     if not context.add_callback(lambda: stream.fail(LOST)):
       stream.fail(LOST)
@@ -245,8 +246,8 @@ class GrpcEndpoint:
       self._options.connect_seconds, stream.finish, [self._too_silent]
     )
     silence.daemon = True
-    silence.start()
     try:
+      silence.start()
       for data in requests:
         for parcel in stream.feed(data):
           silence.cancel()
@@ -267,5 +268,9 @@ class GrpcEndpoint:
       stream.finish(reason)
       with self._lock:
         del self._peers[peer]
-        del self._readers[peer]
-      self._on_lost(peer, stream.reason)
+      try:
+        self._on_lost(peer, stream.reason)
+      finally:
+        # Not before: closing waits for what is in here.
+        with self._lock:
+          del self._readers[peer]

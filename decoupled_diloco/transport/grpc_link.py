@@ -1,5 +1,6 @@
 """A learner's link to the syncer, over gRPC."""
 
+import logging
 import random
 import threading
 import time
@@ -22,6 +23,8 @@ from decoupled_diloco.transport.options import TransportOptions
 from decoupled_diloco.transport.security import SecurityOptions
 from decoupled_diloco.transport.stream import CLOSED_BY_LEARNER, FrameStream
 from decoupled_diloco.transport.wire import WireError
+
+_logger = logging.getLogger(__name__)
 
 _INBOX_CAPACITY = 1024
 # With these the syncer speaks, in whole sentences; the others are gRPC's.
@@ -187,23 +190,30 @@ class GrpcLink:
       ],
     )
     timer.daemon = True
-    timer.start()
-    call = channel.stream_stream(grpc_settings.METHOD_PATH)(
-      stream.packets(), metadata=self._security.call_metadata()
-    )
-    # The stream may have failed while there was no call to cancel yet.
-    if stream.is_ending:
-      call.cancel()
     try:
+      timer.start()
+      call = channel.stream_stream(grpc_settings.METHOD_PATH)(
+        stream.packets(), metadata=self._security.call_metadata()
+      )
+      # The stream may have failed while there was no call to cancel yet.
+      if stream.is_ending:
+        call.cancel()
       self._read(call, stream, timer)
-    except grpc.RpcError:
-      code = call.code()
+    except grpc.RpcError as error:
+      assert isinstance(error, grpc.Call)
+      code = error.code()
       stream.fail(
-        f'{self._address}: {call.details()}'
+        f'{self._address}: {error.details()}'
         + (f' ({code.name})' if code not in _OUR_CODES else '')
       )
     except WireError as error:
       stream.fail(f'{self._address} sent what it must not: {error}')
+    except Exception:
+      # Without this thread nobody would hear of anything any more.
+      _logger.exception('What %s sent could not be taken in.', self._address)
+      stream.fail(
+        f'What {self._address} sent could not be taken in; the log says why.'
+      )
     finally:
       timer.cancel()
       stream.fail(f'{self._address} has ended the connection.')
