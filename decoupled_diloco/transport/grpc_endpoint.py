@@ -36,7 +36,9 @@ _SPARE_THREADS = 4
 class GrpcEndpoint:
   """A `SyncerEndpoint`: a gRPC server with one bidirectional stream per peer.
 
-  Each peer has two threads: one of the server's pool sends, one reads.
+  Each peer has two threads: one of the server's pool sends, one reads. Whoever
+  has started it must close it: with a peer connected, the process would wait
+  for those of the pool when it ends.
 
   Args:
     address: host:port to listen on; port 0 for any that is free.
