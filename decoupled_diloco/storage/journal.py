@@ -145,7 +145,9 @@ class Journal:
     """Goes on in a new file, so that older ones can be removed as a whole.
 
     Raises:
-      OSError: if it cannot be written; the journal goes on in the old file.
+      OSError: if it cannot be written; the journal goes on in the old file. If
+        it has its name, but perhaps not on disk, nothing more is taken before
+        the journal is opened again.
     """
     if self._segments and self._segments[-1].first == self.next_number:
       return  # It is empty.
@@ -157,7 +159,11 @@ class Journal:
       self._disk.write(file, 0, head)
       self._disk.sync(file)
       self._disk.rename(unfinished, path)
+      # Whoever opens the journal believes the name: what the old file took from
+      # here on would be lost.
+      was_broken, self._is_broken = self._is_broken, True
       self._disk.sync_folder(self._folder)
+      self._is_broken = was_broken
     except OSError:
       self._disk.close(file)
       raise
@@ -176,8 +182,8 @@ class Journal:
     while len(self._segments) > 1 and self._segments[1].first <= number:
       # The oldest first: what is left has no gap, whenever this ends.
       self._disk.remove(self._segments[0].path)
-      self._disk.sync_folder(self._folder)
       del self._segments[0]
+      self._disk.sync_folder(self._folder)
 
   def close(self) -> None:
     """Closes the file."""

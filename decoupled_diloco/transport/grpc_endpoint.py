@@ -36,7 +36,9 @@ _SPARE_THREADS = 4
 class GrpcEndpoint:
   """A `SyncerEndpoint`: a gRPC server with one bidirectional stream per peer.
 
-  Each peer has two threads: one of the server's pool sends, one reads.
+  Each peer has two threads: one of the server's pool sends, one reads. Whoever
+  has started it must close it: with a peer connected, the process would wait
+  for those of the pool when it ends.
 
   Args:
     address: host:port to listen on; port 0 for any that is free.
@@ -46,8 +48,8 @@ class GrpcEndpoint:
     clock: the time in seconds.
 
   Raises:
-    ValueError: if the address needs TLS and there is none, or a TLS file cannot
-      be read.
+    ValueError: if the address needs TLS and there is none, or a TLS file or the
+      file of the token cannot be read.
   """
 
   def __init__(
@@ -64,7 +66,7 @@ class GrpcEndpoint:
     self._security = security or SecurityOptions()
     self._security.check_address(address)
     self._credentials = self._security.server_credentials()
-    self._security.token  # Can be read, or raises.  # noqa: B018
+    self._security.check_token()
     self._max_peers = max_peers
     self._clock = clock
     self._lock = threading.Lock()
@@ -192,6 +194,8 @@ class GrpcEndpoint:
     with self._lock:
       has_room = not self._is_closed and len(self._peers) < self._max_peers
       if has_room:
+        # First, so that a host with no more threads leaves no place taken.
+        reader.start()
         self._peers[peer] = stream
         self._readers[peer] = reader
     if not has_room:
@@ -205,7 +209,6 @@ class GrpcEndpoint:
         f'The syncer has all of its max_peers={self._max_peers} connections, '
         'or is closing.',
       )
-    reader.start()
     context.send_initial_metadata((grpc_settings.GREETING,))
     if not context.add_callback(lambda: stream.fail(LOST)):
       stream.fail(LOST)
@@ -245,8 +248,8 @@ class GrpcEndpoint:
       self._options.connect_seconds, stream.finish, [self._too_silent]
     )
     silence.daemon = True
-    silence.start()
     try:
+      silence.start()
       for data in requests:
         for parcel in stream.feed(data):
           silence.cancel()
@@ -267,5 +270,9 @@ class GrpcEndpoint:
       stream.finish(reason)
       with self._lock:
         del self._peers[peer]
-        del self._readers[peer]
-      self._on_lost(peer, stream.reason)
+      try:
+        self._on_lost(peer, stream.reason)
+      finally:
+        # Not before: closing waits for what is in here.
+        with self._lock:
+          del self._readers[peer]

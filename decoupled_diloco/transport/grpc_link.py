@@ -1,5 +1,6 @@
 """A learner's link to the syncer, over gRPC."""
 
+import logging
 import random
 import threading
 import time
@@ -23,6 +24,8 @@ from decoupled_diloco.transport.security import SecurityOptions
 from decoupled_diloco.transport.stream import CLOSED_BY_LEARNER, FrameStream
 from decoupled_diloco.transport.wire import WireError
 
+_logger = logging.getLogger(__name__)
+
 _INBOX_CAPACITY = 1024
 # With these the syncer speaks, in whole sentences; the others are gRPC's.
 _OUR_CODES = (
@@ -45,8 +48,8 @@ class GrpcLink:
     clock: the time in seconds.
 
   Raises:
-    ValueError: if the address needs TLS and there is none, or a TLS file cannot
-      be read.
+    ValueError: if the address needs TLS and there is none, or a TLS file or the
+      file of the token cannot be read.
   """
 
   def __init__(
@@ -63,7 +66,7 @@ class GrpcLink:
     self._security = security or SecurityOptions()
     self._security.check_address(address)
     self._credentials = self._security.channel_credentials()
-    self._security.token  # Can be read, or raises.  # noqa: B018
+    self._security.check_token()
     self._backoff = Backoff(self._options, rng or random.Random())
     self._clock = clock
     self._inbox: Inbox[tuple[LinkEvent, FrameStream | None]] = Inbox(
@@ -187,23 +190,30 @@ class GrpcLink:
       ],
     )
     timer.daemon = True
-    timer.start()
-    call = channel.stream_stream(grpc_settings.METHOD_PATH)(
-      stream.packets(), metadata=self._security.call_metadata()
-    )
-    # The stream may have failed while there was no call to cancel yet.
-    if stream.is_ending:
-      call.cancel()
     try:
+      timer.start()
+      call = channel.stream_stream(grpc_settings.METHOD_PATH)(
+        stream.packets(), metadata=self._security.call_metadata()
+      )
+      # The stream may have failed while there was no call to cancel yet.
+      if stream.is_ending:
+        call.cancel()
       self._read(call, stream, timer)
-    except grpc.RpcError:
-      code = call.code()
+    except grpc.RpcError as error:
+      assert isinstance(error, grpc.Call)
+      code = error.code()
       stream.fail(
-        f'{self._address}: {call.details()}'
+        f'{self._address}: {error.details()}'
         + (f' ({code.name})' if code not in _OUR_CODES else '')
       )
     except WireError as error:
       stream.fail(f'{self._address} sent what it must not: {error}')
+    except Exception:
+      # Without this thread nobody would hear of anything any more.
+      _logger.exception('What %s sent could not be taken in.', self._address)
+      stream.fail(
+        f'What {self._address} sent could not be taken in; the log says why.'
+      )
     finally:
       timer.cancel()
       stream.fail(f'{self._address} has ended the connection.')

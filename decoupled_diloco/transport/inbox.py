@@ -30,6 +30,17 @@ class Inbox(Generic[T]):
         self._items.append(item)
         self._changed.notify_all()
 
+  def add(self, item: T):
+    """As `put`, but without waiting: for who has looked at `is_full` before.
+
+    There may be more in the inbox than it should hold, by what is added before
+    whoever adds looks again.
+    """
+    with self._changed:
+      if not self._is_closed:
+        self._items.append(item)
+        self._changed.notify_all()
+
   def get(self, timeout_seconds: float) -> T | None:
     """The oldest item, waiting so long for one; None if there is none."""
     with self._changed:

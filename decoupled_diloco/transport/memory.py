@@ -90,12 +90,17 @@ class MemoryNetwork:
           moved |= self._connect(link) or self._notice(link)
         with self._lock:
           if not moved and not self._has_news:
+            # From here on somebody else may deliver, so this is not for a
+            # `finally` to say once more.
             self._is_delivering = False
             return num_packets
-      return num_packets
-    finally:
+    except BaseException:
       with self._lock:
         self._is_delivering = False
+      raise
+    with self._lock:
+      self._is_delivering = False
+    return num_packets
 
   def partition(self, link: MemoryLink):
     """From now on nothing passes; neither side is told before `sever`."""
@@ -163,7 +168,7 @@ class MemoryNetwork:
       ),
     )
     endpoint.connections[link.connection.peer] = link.connection
-    link.inbox.put((LinkUp(), link.connection.learner))
+    link.inbox.add((LinkUp(), link.connection.learner))
     return True
 
   def _move(self, link: MemoryLink, upwards: bool) -> bool:
@@ -194,7 +199,7 @@ class MemoryNetwork:
           connection.endpoint.on_parcel(connection.peer, parcel)
           target.settle(parcel)
         else:
-          link.inbox.put((parcel, target))
+          link.inbox.add((parcel, target))
     except WireError as error:
       target.finish(f'The other side sent what it must not: {error}')
     return True

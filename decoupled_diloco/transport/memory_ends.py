@@ -151,9 +151,10 @@ class MemoryLink:
     self, message: Message, payload: Payload = b''
   ) -> tuple[Message, ...]:
     """See `LearnerLink.send`."""
-    if self._announced is None:
+    stream = self._announced  # It may be gone at any moment.
+    if stream is None:
       return (message,)
-    dropped = self._announced.send_or_drop(message, payload)
+    dropped = stream.send_or_drop(message, payload)
     self._network.announce()
     return dropped
 
@@ -175,8 +176,9 @@ class MemoryLink:
     """See `LearnerLink.close`; drains, if time is given, by delivering."""
     self.is_open = False
     self.inbox.close()
-    if self.connection is not None:
-      stream = self.connection.learner
+    connection = self.connection
+    if connection is not None:
+      stream = connection.learner
       stream.finish(CLOSED_BY_LEARNER)
       if drain_seconds > 0:
         self._network.deliver()
@@ -186,13 +188,15 @@ class MemoryLink:
   @property
   def bytes_sent(self) -> int:
     """See `LearnerLink.bytes_sent`."""
-    current = self.connection.learner.bytes_sent if self.connection else 0
+    connection = self.connection
+    current = connection.learner.bytes_sent if connection else 0
     return self._past_sent + current
 
   @property
   def bytes_received(self) -> int:
     """See `LearnerLink.bytes_received`."""
-    current = self.connection.learner.bytes_received if self.connection else 0
+    connection = self.connection
+    current = connection.learner.bytes_received if connection else 0
     return self._past_received + current
 
   def on_end(self, stream: FrameStream):
@@ -201,4 +205,4 @@ class MemoryLink:
     self._past_received += stream.bytes_received
     if self._announced is stream:
       self._announced = None
-    self.inbox.put((LinkDown(stream.reason, stream.dropped), None))
+    self.inbox.add((LinkDown(stream.reason, stream.dropped), None))

@@ -106,6 +106,16 @@ class SecurityOptions:
       certificate_chain=certificate,
     )
 
+  def check_token(self):
+    """Reads the token now, so that a bad file stops the start of a run.
+
+    Otherwise it would be read when the first learner connects.
+
+    Raises:
+      ValueError: if the file cannot be read, or holds none.
+    """
+    _ = self.token
+
   @functools.cached_property
   def token(self) -> str:
     """The run's token, wherever it was given; '' for none.

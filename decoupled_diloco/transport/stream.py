@@ -43,6 +43,8 @@ class FrameStream:
       made to wait.
     on_end: called, without a lock, when the stream ends; with True when it does
       so at once, which may come after the first call.
+    wait: waits for a condition, at most so many seconds of the clock if that is
+      not None; returns False if they are over.
   """
 
   def __init__(
@@ -53,9 +55,13 @@ class FrameStream:
     bulk_queue: int,
     receive_queue: int,
     on_end: Callable[[bool], None] = lambda is_at_once: None,
+    wait: Callable[
+      [threading.Condition, float | None], bool
+    ] = threading.Condition.wait,
   ):
     self._options = options
     self._clock = clock
+    self._wait = wait
     self._receive_queue = receive_queue
     self._on_end = on_end
     self._changed = threading.Condition()
@@ -156,19 +162,20 @@ class FrameStream:
     """
     self.bytes_received += len(data) + _GRPC_PREFIX_BYTES
     prefix_bytes = _GRPC_PREFIX_BYTES
-    parcels = ()
+    # A list, for a packet may hold hundreds of thousands of messages.
+    parcels: list[Parcel] = []
     for frame, num_bytes in decode_packet(data):
       if isinstance(frame, ClosingFrame):
-        self.finish(frame.reason)
+        self.finish(frame.reason[:_MAX_REASON_LENGTH])
       elif isinstance(frame, AcknowledgementFrame):
         self._on_acknowledged(frame.received_bytes)
       else:
-        parcels += self._reassembler.feed(frame, num_bytes + prefix_bytes)
+        parcels.extend(self._reassembler.feed(frame, num_bytes + prefix_bytes))
         prefix_bytes = 0
     with self._changed:
       self._num_unsettled += sum(map(_has_payload, parcels))
       self._acknowledge()
-    return parcels
+    return tuple(parcels)
 
   def settle(self, parcel: Parcel):
     """A parcel has been looked at: there is room for another."""
@@ -249,7 +256,7 @@ class FrameStream:
     if due is not None:
       limits.append(due)
     try:
-      return self._changed.wait(min(limits, default=None))
+      return self._wait(self._changed, min(limits, default=None))
     finally:
       self._is_idle = False
 

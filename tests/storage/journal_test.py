@@ -2,6 +2,7 @@
 
 import errno
 import pathlib
+import struct
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from decoupled_diloco.storage.disk import Disk
 from decoupled_diloco.storage.journal import Journal, JournalError
+from tests.storage import journal_oracle
 from tests.storage.crashing_disk import Crashed, CrashingDisk
 
 OWNER = 7
@@ -184,20 +186,41 @@ def test_damage_in_an_older_segment_is_found_when_it_is_read(folder):
   journal.close()
 
 
-@given(st.binary(max_size=200), st.booleans())
-def test_no_bytes_are_too_strange(tmp_path_factory, data, has_head):
-  folder = tmp_path_factory.mktemp('journal')
-  if has_head:
-    Journal(str(folder), OWNER).close()
-    data = the_file(folder).read_bytes() + data
-  (folder / f'{0:020}.journal').write_bytes(data)
-  try:
-    journal = Journal(str(folder), OWNER)
-  except JournalError:
-    assert not has_head
-    return
-  assert has_head and payloads_of(journal) == []
-  journal.close()
+some_payloads = st.lists(st.binary(max_size=40), max_size=5)
+
+
+@given(some_payloads)
+def test_the_oracle_of_what_is_read(payloads):
+  assert journal_oracle.read(journal_oracle.segment(payloads)) == payloads
+
+
+@given(some_payloads, st.binary(max_size=200))
+def test_no_bytes_are_too_strange(payloads, data):
+  journal_oracle.read(data)
+  read = journal_oracle.read(journal_oracle.segment(payloads) + data)
+  assert read == payloads
+
+
+@given(some_payloads, st.data())
+def test_no_damage_is_too_strange(payloads, data):
+  damaged = bytearray(journal_oracle.segment(payloads))
+  for _ in range(data.draw(st.integers(1, 4))):
+    at = data.draw(st.integers(0, len(damaged)))
+    removed = data.draw(st.integers(0, 30))
+    damaged[at : at + removed] = data.draw(st.binary(max_size=30))
+  read = journal_oracle.read(bytes(damaged))
+  if read is not None:
+    assert read == payloads[: len(read)]
+
+
+@pytest.mark.parametrize('length', [1, 2**20, 2**31, 2**32 - 1])
+def test_a_length_that_is_not_there_is_not_read(length):
+  # The oracle's disk refuses to be asked for more than the file has.
+  data = journal_oracle.segment([b'abc'])
+  record = b'rec\xa9' + struct.pack('<IQQ', length, 1, 0)
+  assert journal_oracle.read(data + record) == [b'abc']
+  # Nor when a record is looked for behind the damage.
+  assert journal_oracle.read(data + b'?' + record) == [b'abc']
 
 
 def test_a_journal_has_one_owner(folder):
@@ -232,6 +255,12 @@ class Failing(Disk):
     if self.operation == 'sync':
       raise OSError(errno.EIO, 'Input/output error')
     super().sync(file)
+
+  def sync_folder(self, folder):
+    """The drive is dying, and the names are where it dies."""
+    if self.operation == 'sync_folder':
+      raise OSError(errno.EIO, 'Input/output error')
+    super().sync_folder(folder)
 
   def create(self, path):
     """The folder is read-only."""
@@ -290,4 +319,36 @@ def test_a_segment_that_cannot_be_begun(folder):
   journal.begin_segment()
   journal.append(b'most')
   assert payloads_of(journal, 6) == [b'more', b'most']
+  journal.close()
+
+
+def test_a_segment_that_may_have_its_name_or_not(folder):
+  """What went to the old file after that would not be found again."""
+  journal, disk = failing(folder, 'sync_folder')
+  with pytest.raises(OSError, match='Input/output'):
+    journal.begin_segment()
+  disk.operation = ''
+  with pytest.raises(OSError, match=r'broken .* open it again'):
+    journal.append(b'to which file?')
+  journal.close()
+  journal = Journal(folder, OWNER)
+  assert journal.append(b'more') == len(PAYLOADS)
+  journal.close()
+  journal = Journal(folder, OWNER)
+  assert payloads_of(journal) == [*PAYLOADS, b'more']
+  journal.close()
+
+
+def test_a_segment_that_was_removed_is_not_removed_again(folder):
+  journal, disk = failing(folder, '')
+  journal.begin_segment()
+  journal.append(b'more')
+  disk.operation = 'sync_folder'
+  with pytest.raises(OSError, match='Input/output'):
+    journal.remove_before(len(PAYLOADS))
+  disk.operation = ''
+  assert payloads_of(journal) == [b'more']
+  journal.begin_segment()
+  journal.remove_before(len(PAYLOADS) + 1)
+  assert journal.first_number == len(PAYLOADS) + 1
   journal.close()

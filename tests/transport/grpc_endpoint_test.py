@@ -22,7 +22,7 @@ from decoupled_diloco.protocol.messages import (
   RunEnded,
 )
 from decoupled_diloco.transport import grpc_settings, wire
-from decoupled_diloco.transport.base import LinkDown, LinkUp
+from decoupled_diloco.transport.base import LinkDown, LinkUp, Parcel
 from decoupled_diloco.transport.grpc_endpoint import GrpcEndpoint
 from decoupled_diloco.transport.grpc_link import GrpcLink
 from decoupled_diloco.transport.options import TransportOptions
@@ -43,7 +43,9 @@ QUICK = TransportOptions(
   ping_timeout_seconds=0.2,
   stall_seconds=0.5,
 )
-PATIENT = TransportOptions(max_message_bytes=4 << 10, control_queue=4)
+PATIENT = TransportOptions(
+  max_message_bytes=4 << 10, control_queue=4, disconnect_seconds=10.0
+)
 
 
 class Running:
@@ -203,6 +205,60 @@ def test_a_parcel_that_cannot_be_taken_in_costs_the_peer_only(run, caplog):
   assert link.receive(DEADLINE_SECONDS) == LinkUp()
   link.send(HELLO)
   assert taken.get(timeout=DEADLINE_SECONDS) > peer
+
+
+@pytest.mark.parametrize('kind', ['reader', 'timer'])
+def test_a_host_without_threads_leaves_no_place_taken(
+  run, monkeypatch, caplog, kind
+):
+  start = threading.Thread.start
+  refused = []
+
+  def start_or_refuse(thread):
+    is_it = (
+      thread.name.startswith('endpoint-reader')
+      if kind == 'reader'
+      else isinstance(thread, threading.Timer)
+      and threading.current_thread().name.startswith('endpoint-reader')
+    )
+    if is_it and not refused:
+      refused.append(thread)
+      raise RuntimeError("can't start new thread")
+    start(thread)
+
+  monkeypatch.setattr(threading.Thread, 'start', start_or_refuse)
+  running = run(
+    max_peers=1,
+    on_parcel=lambda peer, parcel: running.endpoint.send(peer, parcel.message),
+  )
+  link = running.link()
+  while not isinstance(event := link.receive(DEADLINE_SECONDS), Parcel):
+    assert event is not None
+    if event == LinkUp():
+      link.send(HELLO)
+  assert event.message == HELLO
+  assert refused
+  assert "can't start new thread" in caplog.text
+
+
+def test_closing_waits_for_who_hears_of_a_loss():
+  order, is_lost, goes_on = [], threading.Event(), threading.Event()
+
+  def on_lost(peer, reason):
+    is_lost.set()
+    goes_on.wait(0.3)  # Nobody sets it: this only takes its time.
+    order.append('heard')
+
+  endpoint = GrpcEndpoint('127.0.0.1:0', PATIENT)
+  endpoint.start(lambda *_: None, on_lost)
+  link = GrpcLink(endpoint.address, PATIENT)
+  link.start()
+  assert link.receive(DEADLINE_SECONDS) == LinkUp()
+  link.close(0)
+  assert is_lost.wait(DEADLINE_SECONDS)
+  endpoint.close(0)
+  order.append('closed')
+  assert order == ['heard', 'closed']
 
 
 def test_a_peer_that_takes_no_control_messages_is_disconnected(

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from concurrent import futures
 
 import grpc
@@ -15,11 +16,12 @@ import pytest
 
 from decoupled_diloco.protocol.messages import Hello, Receipt
 from decoupled_diloco.transport import grpc_settings
-from decoupled_diloco.transport.base import LinkDown, LinkUp
+from decoupled_diloco.transport.base import LinkDown, LinkUp, Parcel
 from decoupled_diloco.transport.grpc_endpoint import GrpcEndpoint
 from decoupled_diloco.transport.grpc_link import GrpcLink
 from decoupled_diloco.transport.options import TransportOptions
 from decoupled_diloco.transport.security import SecurityOptions
+from decoupled_diloco.transport.stream import FrameStream
 
 DEADLINE_SECONDS = 30
 HELLO = Hello(learner=0, layout='layout')
@@ -108,6 +110,36 @@ def test_a_syncer_of_another_version():
       assert 'must have the same version' in down(link).reason
   finally:
     server.stop(0).wait()
+
+
+def test_what_cannot_be_taken_in_costs_the_connection_only(monkeypatch, caplog):
+  feed = FrameStream.feed
+  failures = [MemoryError('no room for it')]
+
+  def feed_or_fail(stream, data):
+    if threading.current_thread().name == 'link-reader' and failures:
+      raise failures.pop()
+    return feed(stream, data)
+
+  monkeypatch.setattr(FrameStream, 'feed', feed_or_fail)
+  # An echo.
+  endpoint = GrpcEndpoint('127.0.0.1:0', QUICK)
+  endpoint.start(
+    lambda peer, parcel: endpoint.send(peer, parcel.message), lambda *_: None
+  )
+  try:
+    with started(endpoint.address) as link:
+      assert link.receive(DEADLINE_SECONDS) == LinkUp()
+      link.send(HELLO)
+      assert 'could not be taken in; the log says why' in down(link).reason
+      assert 'no room for it' in caplog.text
+      assert link.receive(DEADLINE_SECONDS) == LinkUp()
+      link.send(HELLO)
+      event = link.receive(DEADLINE_SECONDS)
+      assert isinstance(event, Parcel)
+      assert event.message == HELLO
+  finally:
+    endpoint.close(0)
 
 
 def test_the_syncer_takes_nothing(faulty_proxy):

@@ -33,3 +33,13 @@ def test_closing_frees_everybody_who_waits():
   inbox.put(3)
   # What was in it is still there; nothing was added.
   assert [inbox.get(30), inbox.get(30)] == [1, None]
+
+
+def test_adding_does_not_wait():
+  inbox = Inbox(1)
+  inbox.add(1)
+  inbox.add(2)
+  assert inbox.is_full
+  inbox.close()
+  inbox.add(3)
+  assert [inbox.get(30), inbox.get(30), inbox.get(30)] == [1, 2, None]

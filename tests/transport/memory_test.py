@@ -1,14 +1,20 @@
 """What is particular to the transport in memory: faults and steps to order."""
 
+import threading
+
+import pytest
+
 from decoupled_diloco.protocol.messages import (
   Contribution,
   Hello,
   RoundOpened,
 )
-from decoupled_diloco.transport.base import LinkDown, LinkUp
+from decoupled_diloco.transport.base import LinkDown, LinkUp, Parcel
 from decoupled_diloco.transport.memory import MemoryNetwork
+from decoupled_diloco.transport.memory_ends import MemoryLink
 from decoupled_diloco.transport.options import TransportOptions
 
+DEADLINE_SECONDS = 30
 HELLO = Hello(learner=0, layout='layout')
 # Every frame is a packet.
 OPTIONS = TransportOptions(packet_bytes=1, chunk_bytes=4, window_bytes=64)
@@ -188,3 +194,98 @@ def test_a_full_endpoint_lets_nobody_else_in():
   first.close(1)
   network.deliver()
   assert second.receive(0) == LinkUp()
+
+
+def test_one_packet_may_hold_more_than_the_inbox_has_room_for():
+  network = MemoryNetwork()
+  endpoint = network.endpoint()
+  endpoint.start(lambda *_: None, lambda *_: None)
+  link = network.link()
+  link.start()
+  network.deliver()
+  # With the LinkUp that nobody has looked at, these are one too many; and who
+  # would have to make room is who delivers.
+  for round_ in range(1024):
+    assert endpoint.send(1, opened(round_))
+  assert network.deliver() == 1
+  assert link.receive(0) == LinkUp()
+  for round_ in range(1024):
+    event = link.receive(0)
+    assert isinstance(event, Parcel)
+    assert event.message == opened(round_)
+
+
+class TalkativeLock:
+  """Lets something happen just after it was released."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self.then = lambda: None
+
+  def __enter__(self):
+    self._lock.acquire()
+
+  def __exit__(self, *_):
+    self._lock.release()
+    self.then()
+
+
+def test_one_delivers_at_a_time(monkeypatch):
+  network = MemoryNetwork(OPTIONS)
+  heard, is_heard, goes_on = [], threading.Event(), threading.Event()
+
+  def on_parcel(peer, parcel):
+    heard.append(parcel.message)
+    is_heard.set()
+    goes_on.wait(DEADLINE_SECONDS)
+
+  network.endpoint().start(on_parcel, lambda *_: None)
+  link = new_link(network)
+  lock = TalkativeLock()
+  monkeypatch.setattr(network, '_lock', lock)
+  other = threading.Thread(target=network.deliver)
+
+  def when_nobody_delivers():
+    # Whoever delivered has just found that there is nothing to deliver.
+    if not network._is_delivering:
+      lock.then = lambda: None
+      link.send(opened(0))
+      link.send(opened(1))
+      other.start()
+      assert is_heard.wait(DEADLINE_SECONDS)
+
+  lock.then = when_nobody_delivers
+  assert network.deliver() == 0
+  # The other thread does now, and is not done with the first message.
+  assert network.deliver() == 0
+  assert heard == [opened(0)]
+  goes_on.set()
+  other.join()
+  assert heard == [opened(0), opened(1)]
+
+
+class Fleeting(MemoryLink):
+  """Its connection ends whenever somebody has looked at it."""
+
+  def __getattribute__(self, name):
+    value = super().__getattribute__(name)
+    if name in ('connection', '_announced'):
+      setattr(self, name, None)
+    return value
+
+
+@pytest.mark.parametrize(
+  'use',
+  [
+    lambda link: link.send(HELLO),
+    lambda link: link.bytes_sent,
+    lambda link: link.bytes_received,
+    lambda link: link.close(1),
+  ],
+  ids=['send', 'bytes_sent', 'bytes_received', 'close'],
+)
+def test_a_connection_may_end_in_another_thread_at_any_moment(use):
+  network, _, _ = new_network()
+  link = new_link(network)
+  link.__class__ = Fleeting
+  use(link)

@@ -1,5 +1,7 @@
 """What comes of frames, good and bad."""
 
+import tracemalloc
+
 import pytest
 import xxhash
 from hypothesis import given
@@ -110,6 +112,17 @@ def test_what_no_sender_of_ours_would_send_is_a_wire_error(frames, match):
 def test_large_frames_are_a_wire_error(frame, size, match):
   with pytest.raises(WireError, match=match):
     Reassembler(OPTIONS).feed(frame, size)
+
+
+def test_a_payload_that_is_only_announced_costs_nothing():
+  reassembler = Reassembler(TransportOptions(max_payload_bytes=1 << 62))
+  tracemalloc.start()
+  try:
+    feed(reassembler, envelope(b'', size=1 << 40), ChunkFrame(1, b'abc'))
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert peak < 100_000
 
 
 chunks = st.builds(ChunkFrame, st.integers(0, 2), st.binary(max_size=40))

@@ -8,10 +8,14 @@ import threading
 import pytest
 
 from decoupled_diloco.protocol.messages import Receipt, RoundOpened
-from decoupled_diloco.transport.options import TransportOptions
+from decoupled_diloco.transport.options import (
+  MAX_PACKET_BYTES,
+  TransportOptions,
+)
 from decoupled_diloco.transport.stream import FrameStream
 from decoupled_diloco.transport.wire import (
   AcknowledgementFrame,
+  ClosingFrame,
   EnvelopeFrame,
   WireError,
   decode_packet,
@@ -264,8 +268,21 @@ def test_a_reason_without_end_is_cut():
   near.finish('x' * 10_000_000)
   carry(near, far)
   assert far.reason == 'x' * 1000
+  # Nor is one kept that somebody else has sent.
+  far = new_stream()
+  far.feed(encode_frame(ClosingFrame('x' * 1_000_000)))
+  assert far.reason == 'x' * 1000
 
 
 def test_nonsense_is_a_wire_error():
   with pytest.raises(WireError):
     new_stream().feed(b'\xff')
+
+
+def test_a_packet_of_very_many_messages_is_taken_in():
+  # With work that grows as the square of their number, this would take ten
+  # minutes, and keep all other connections waiting.
+  packet = encode_frame(EnvelopeFrame(CONTROL))
+  number = MAX_PACKET_BYTES // len(packet)
+  parcels = new_stream().feed(number * packet)
+  assert len(parcels) == number > 500_000

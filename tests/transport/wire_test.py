@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import math
 import pathlib
+import resource
 from typing import get_args
 
 import pytest
@@ -31,6 +32,7 @@ from decoupled_diloco.transport.wire import (
   decode_packet,
   encode_frame,
 )
+from tests.transport import wire_oracle
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROTO = 'decoupled_diloco/transport/wire.proto'
@@ -108,6 +110,95 @@ def test_any_damage_gives_other_frames_or_a_wire_error(first, second, data):
   del encoded[data.draw(st.integers(0, len(encoded))) :]
   with contextlib.suppress(WireError):
     decode_packet(bytes(encoded))
+
+
+def mutations(valid: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+  """These bytes with a few bytes changed, cut out or put in between."""
+
+  @st.composite
+  def mutate(draw):
+    data = bytearray(draw(valid))
+    for _ in range(draw(st.integers(1, 4))):
+      at = draw(st.integers(0, len(data)))
+      removed = draw(st.integers(0, 8))
+      data[at : at + removed] = draw(st.binary(max_size=8))
+    return bytes(data)
+
+  return mutate()
+
+
+payloads = st.binary(min_size=2, max_size=100)
+valid = payloads.map(wire_oracle.conversation)
+
+
+@given(payloads)
+def test_the_oracle_of_what_comes_of_packets(payload):
+  packets = wire_oracle.conversation(payload)
+  assert wire_oracle.split(wire_oracle.join(packets)) == packets
+  parcels = wire_oracle.take_in(packets)
+  assert [bytes(parcel.payload) for parcel in parcels] == [b'', payload]
+  assert all(parcel.is_intact for parcel in parcels)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5))
+def test_no_bytes_break_a_connection_but_by_a_wire_error(packets):
+  wire_oracle.take_in(packets)
+
+
+@given(mutations(valid.map(wire_oracle.join)))
+def test_no_damage_breaks_a_connection_but_by_a_wire_error(data):
+  wire_oracle.take_in(wire_oracle.split(data))
+
+
+@given(st.lists(frames, max_size=10), st.data())
+def test_no_frames_break_a_connection_but_by_a_wire_error(several, data):
+  packets = [encode_frame(frame) for frame in several]
+  places = data.draw(st.permutations(range(len(packets))))
+  wire_oracle.take_in([packets[place] for place in places])
+
+
+@given(payloads, st.data())
+def test_a_payload_with_a_flipped_bit_is_never_believed(payload, data):
+  packets = wire_oracle.conversation(payload)
+  bit = data.draw(st.integers(0, 8 * len(payload) - 1))
+  flipped = bytearray(payload)
+  flipped[bit // 8] ^= 1 << bit % 8
+  spoilt = wire_oracle.conversation(bytes(flipped))
+  # The envelope of the one, and from there on the bytes of the other.
+  (envelope, _), _ = decode_packet(packets[0])
+  _, (chunk, _) = decode_packet(spoilt[0])
+  parcels = wire_oracle.take_in(
+    [encode_frame(envelope) + encode_frame(chunk), *spoilt[1:]]
+  )
+  assert [(p.payload, p.is_intact) for p in parcels] == [
+    (b'', True),
+    (b'', False),
+  ]
+
+
+def varint(number: int) -> bytes:
+  """A number in base 128, as protobuf writes lengths."""
+  digits = []
+  while True:
+    number, digit = number >> 7, number & 127
+    digits.append(digit | 128 if number else digit)
+    if not number:
+      return bytes(digits)
+
+
+@pytest.mark.parametrize('size', [1000, 2**31 - 1, 2**31, 2**40, 2**63])
+@pytest.mark.parametrize('wrong', range(3))
+def test_a_length_that_is_not_there_costs_nothing(size, wrong):
+  # A frame in the packet, a chunk in the frame, and the data in the chunk.
+  data = b'abc'
+  for level, tag in reversed([*enumerate((b'\x0a', b'\x12', b'\x12'))]):
+    data = tag + varint(size if level == wrong else len(data)) + data
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  with pytest.raises(WireError, match='are no packet'):
+    decode_packet(data)
+  # In KiB. This is what protobuf takes, of which Python does not know.
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+  assert peak < 64 << 10
 
 
 @pytest.mark.parametrize(
