@@ -18,7 +18,7 @@ def get_config():
   run.membership.num_learners = 4
   run.schedule.sync_every = 24
   run.schedule.num_fragments = 24
-  run.budget.rounds = 1200
+  run.budget.merged_tokens = 2_000_000
   run.outer.gain = 2.0
   run.outer.momentum = 0.7
   run.model.width = 64
