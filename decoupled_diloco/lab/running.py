@@ -1,5 +1,6 @@
 """Carries a study out: what is missing is run, and everything is written."""
 
+import gc
 import pathlib
 import statistics
 import sys
@@ -7,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from rich import console, progress
 
 from decoupled_diloco import entry
@@ -114,6 +116,9 @@ def run_one(run: Mapping[str, Any]) -> dict[str, Any]:
     result = figures.figures_of(run)
   except FloatingPointError as error:
     result = {'loss': float('inf'), 'error': str(error)}
+  # The next run may be of other shapes; what was compiled is on disk as well.
+  jax.clear_caches()
+  gc.collect()
   return {**result, 'seconds': round(time.monotonic() - began, 1)}
 
 
