@@ -1,9 +1,15 @@
 """The config of an experiment is checked, and that of its runs handed on."""
 
+import itertools
+import pathlib
+import runpy
+
 import pytest
 
 from decoupled_diloco import configuring
-from decoupled_diloco.chaos import given, options
+from decoupled_diloco.chaos import given, options, schedule
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -52,3 +58,17 @@ def test_a_run_config_is_handed_on(config, tmp_path):
   for learner in (0, 1):
     before = configuring.options_of(config.run, learner)
     assert configuring.options_of(read, learner) == before
+
+
+@pytest.mark.parametrize(
+  'name', ['chaos', 'chaos:8', 'chaos_soak', 'chaos_syncer']
+)
+def test_the_experiments_that_there_are(name):
+  file, _, argument = name.partition(':')
+  module = runpy.run_path(str(ROOT / 'configs' / f'{file}.py'))
+  config = module['get_config'](*([argument] if argument else []))
+  found = options.options_of(config)
+  assert list(itertools.islice(schedule.faults(found.faults, 4), 3))
+  assert found.run.membership.num_learners == int(
+    argument or len(found.learners)
+  )
