@@ -3,10 +3,10 @@
   scripts/run python -m decoupled_diloco.chaos --config=configs/chaos_soak.py
 
 Kills, freezes, partitions, slow links, flipped bits, the loss of a site (two of
-four learners at once), and, in the first half, kills of the syncer. Learner 0 is
-never killed, so that its memory can be watched, as can that of the syncer in the
-second half. Nothing may crash, everything merged must be there at the end, and
-the event tape must replay to the same decisions.
+four learners at once), and, in the first half, kills of the syncer. Learner 0
+is never killed, so that its memory can be watched, as can that of the syncer in
+the second half. Nothing may crash, everything merged must be there at the end,
+and the event tape must replay to the same decisions.
 """
 
 from decoupled_diloco.chaos import options
