@@ -1,10 +1,8 @@
 """The syncer's arrays: what is merged, published, and held by everybody."""
 
-import contextlib
 import threading
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -19,6 +17,7 @@ from decoupled_diloco.training.wire_format import (
   apply_update,
   wire_format,
 )
+from tests.training.compilations import compilations
 from tests.training.global_models import (
   BF16_VALUE,
   EXACT,
@@ -35,23 +34,6 @@ from tests.training.global_models import (
   received,
   value_of,
 )
-
-
-@contextlib.contextmanager
-def compilations():
-  """A list of what is compiled meanwhile."""
-  found = []
-
-  def listen(event, duration_secs, **_):
-    del duration_secs
-    if event == '/jax/core/compile/backend_compile_duration':
-      found.append(event)
-
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  try:
-    yield found
-  finally:
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_the_first_step_by_hand():
