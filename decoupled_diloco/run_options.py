@@ -24,9 +24,9 @@ from decoupled_diloco.runtime.durability_options import DurabilityOptions
 from decoupled_diloco.runtime.launch_options import LaunchOptions
 from decoupled_diloco.runtime.snapshot_options import SnapshotOptions
 from decoupled_diloco.runtime.throttle import ThrottleOptions
-from decoupled_diloco.training.global_model import OuterOptions
 from decoupled_diloco.training.inner import InnerOptions
 from decoupled_diloco.training.mesh import MeshOptions
+from decoupled_diloco.training.outer_options import OuterOptions
 from decoupled_diloco.training.wire_format import WireOptions
 from decoupled_diloco.transport.addresses import split_address
 from decoupled_diloco.transport.options import TransportOptions

@@ -6,9 +6,6 @@ threads fetch what was captured (`fetch`) and decode what came in (`stage`).
 Arrays are immutable, so passing references needs no copies; but whatever
 outlives a boundary must have buffers of its own, because the next scan donates
 the training state's.
-
-Whatever is kept lies on the mesh like the parameters that it belongs to. Bases
-and publications are float32 (`wire_shapes`) also where the parameters are not.
 """
 
 import enum
@@ -17,27 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.adopt import AdoptOptions
-from decoupled_diloco.ops.array_types import Params
-from decoupled_diloco.ops.codecs import Codec
+from decoupled_diloco.ops.array_types import Params, PieceValues
 from decoupled_diloco.ops.fragments import FragmentPlan
-from decoupled_diloco.ops.pieces import Piece, named_leaves
-from decoupled_diloco.training import learner_fragments
+from decoupled_diloco.runtime.learner_programs import Held, LearnerPrograms
 from decoupled_diloco.training.inner import NEVER
 from decoupled_diloco.training.step import Metrics, TrainScan, TrainState
-from decoupled_diloco.training.wire_format import (
-  WireFormat,
-  apply_update,
-  wire_shapes,
-)
+from decoupled_diloco.training.wire_format import WireFormat
 
-Values = tuple[jax.Array, ...]
-Shardings = tuple[NamedSharding, ...]
 Payload = bytes | bytearray | memoryview
 
 
@@ -66,7 +52,7 @@ class _Flight(NamedTuple):
   """
 
   round: int
-  decoded: Values | None
+  decoded: PieceValues | None
   residual: Any
 
 
@@ -91,89 +77,18 @@ class LocalModel:
     self.plan = plan
     self.trainer = trainer
     self._wire = wire
-    self._options = options
+    self._programs = LearnerPrograms(plan, trainer, wire=wire, options=options)
     P = plan.num_fragments
-    leaves = named_leaves(trainer.state_shardings.params)
-    self._shapes = [wire_shapes(plan, p) for p in range(P)]
-    self._shardings: list[Shardings] = [
-      tuple(_cut(leaves[piece.paths[0]], piece) for piece in plan.pieces(p))
-      for p in range(P)
-    ]
     self._state: TrainState | None = None
     self._lock = threading.Lock()
-    self._bases: list[Values | None] = [None] * P
+    self._bases: list[PieceValues | None] = [None] * P
     self._base_versions = [-1] * P
-    self._staged: list[dict[int, Values]] = [{} for _ in range(P)]
-    self._claimed: list[dict[int, Values]] = [{} for _ in range(P)]
+    self._staged: list[dict[int, PieceValues]] = [{} for _ in range(P)]
+    self._claimed: list[dict[int, PieceValues]] = [{} for _ in range(P)]
     self._flights: list[_Flight | None] = [None] * P
     self._residuals: list[Any] = [()] * P
-    self._assemble = jax.jit(
-      self._assemble_params, out_shardings=trainer.state_shardings.params
-    )
-    self._adopt = jax.jit(
-      self._adopt_fragment,
-      static_argnums=1,
-      donate_argnums=0,
-      # Exactly what the compiled scan takes.
-      out_shardings=trainer.state_shardings.params,
-    )
-    self._encode = jax.jit(self._encode_fragment, static_argnums=1)
-    self._decode_update = jax.jit(self._next_version, static_argnums=0)
-    self._decode_value = jax.jit(wire.value.decode)
-    self._copy = jax.jit(
-      lambda state: jax.tree.map(jnp.copy, state),
-      out_shardings=trainer.state_shardings,
-    )
-
-  # The jitted functions. Shardings are static, so that fragments of the same
-  # shapes share what is compiled.
-
-  def _assemble_params(self, values: Sequence[Values]) -> Params:
-    shapes = jax.eval_shape(self.trainer.task.init, jax.random.key(0))
-    return self.plan.assemble(values, shapes)
-
-  def _adopt_fragment(
-    self,
-    params: Params,
-    p: int,
-    published: Values,
-    base: Values,
-    decoded: Values | None,
-  ) -> Params:
-    return learner_fragments.adopt_fragment(
-      self.plan, self._options, params, p, published, base, decoded
-    )
-
-  def _encode_fragment(
-    self, params: Params, p: int, base: Values, residual: Any
-  ) -> tuple[Any, Values | None, Any]:
-    encoded, decoded, residual = learner_fragments.encode_fragment(
-      self.plan,
-      self._wire,
-      params,
-      p,
-      base,
-      residual,
-      keeps_decoded=self.keeps_progress,
-    )
-    if decoded is not None:
-      decoded = lax.with_sharding_constraint(decoded, self._shardings[p])
-    if self._wire.up.error_feedback:
-      residual = lax.with_sharding_constraint(residual, self._shardings[p])
-    return encoded, decoded, residual
-
-  def _next_version(
-    self, shardings: Shardings, before: Values, encoded: Any
-  ) -> Values:
-    values = apply_update(self._wire, before, encoded)
-    return lax.with_sharding_constraint(values, shardings)
 
   # The training thread.
-
-  @property
-  def keeps_progress(self) -> bool:
-    """Whether adoption leaves in place what no merge has seen."""
-    return self._options.rule == 'rebase'
 
   @property
   def params(self) -> Params:
@@ -202,13 +117,9 @@ class LocalModel:
         }
     bases = [self.base(p) for p in range(self.plan.num_fragments)]
     self._state = self.trainer.init_from(
-      self._assemble(bases), rng, rejoin_step
+      self._programs.assemble(bases), rng, rejoin_step
     )
-    if self._wire.up.error_feedback:
-      self._residuals = [
-        jax.device_put(self._wire.up.init(base), shardings)
-        for base, shardings in zip(bases, self._shardings, strict=True)
-      ]
+    self._residuals = self._programs.first_residuals(bases)
 
   def snapshot(self) -> dict[str, jax.Array]:
     """What a new process needs to go on from here, by name.
@@ -217,25 +128,18 @@ class LocalModel:
     it; so this only queues work, and takes as much memory as that state.
     """
     assert self._state is not None
-    held = self._copy(self._state), list(self._bases), list(self._residuals)
-    return _named(held)
+    state = self._programs.copy(self._state)
+    bases = [self.base(p) for p in range(self.plan.num_fragments)]
+    return _named(Held(state, bases, list(self._residuals)))
 
   def snapshot_like(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes, dtypes and shardings of what `snapshot` gives."""
-    return _named(self._abstract())
+    return _named(self._programs.abstract())
 
-  def _abstract(self) -> tuple[TrainState, list[Any], list[Any]]:
-    bases = [
-      _placed(shapes, shardings)
-      for shapes, shardings in zip(self._shapes, self._shardings, strict=True)
-    ]
-    residuals: list[Any] = [()] * len(bases)
-    if self._wire.up.error_feedback:
-      residuals = [
-        _placed(jax.eval_shape(self._wire.up.init, base), shardings)
-        for base, shardings in zip(bases, self._shardings, strict=True)
-      ]
-    return self.trainer.abstract_state, bases, residuals
+  def _held(self, arrays: Mapping[str, jax.Array]) -> Held:
+    """What was named, as it was."""
+    structure = jax.tree.structure(self._programs.abstract())
+    return structure.unflatten(arrays[name] for name in sorted(arrays))
 
   def resume(
     self, arrays: Mapping[str, jax.Array], versions: Sequence[int]
@@ -246,19 +150,16 @@ class LocalModel:
       arrays: like `snapshot_like`.
       versions: per fragment, the version that its base is.
     """
-    structure = jax.tree.structure(self._abstract())
-    self._state, bases, residuals = structure.unflatten(
-      arrays[name] for name in sorted(arrays)
-    )
+    self._state, bases, residuals = self._held(arrays)
     with self._lock:
-      self._bases, self._base_versions = list(bases), list(versions)
+      self._bases = list(bases)
+      self._base_versions = list(versions)
       self._residuals = list(residuals)
 
   def take_optimizer(self, arrays: Mapping[str, jax.Array]) -> None:
     """Takes over the inner optimizer's state from a peer's snapshot."""
     assert self._state is not None
-    structure = jax.tree.structure(self._abstract())
-    peer, *_ = structure.unflatten(arrays[name] for name in sorted(arrays))
+    peer = self._held(arrays).state
     self._state = self._state._replace(
       opt_state=peer.opt_state, rejoin_step=peer.rejoin_step
     )
@@ -276,7 +177,7 @@ class LocalModel:
     returns; `fetch` waits for the result. All work on the mesh is queued by the
     training thread, so that the hosts of a learner queue it in one order.
     """
-    encoded, decoded, residual = self._encode(
+    encoded, decoded, residual = self._programs.encode(
       self.params, fragment, self.base(fragment), self._residuals[fragment]
     )
     with self._lock:
@@ -302,14 +203,8 @@ class LocalModel:
     assert self._state is not None
     base = self.base(fragment)
     if is_anew:
-      # Relative to itself, the local copy has no progress. Copies, because the
-      # parameters are donated.
-      local = self.plan.take(self._state.params, fragment)
-      base = tuple(
-        jnp.array(value, shape.dtype)
-        for value, shape in zip(local, self._shapes[fragment], strict=True)
-      )
-      base = jax.device_put(base, self._shardings[fragment])
+      # Relative to itself, the local copy has no progress.
+      base = self._programs.local_copy(self._state.params, fragment)
     decoded = None
     with self._lock:
       published = self._claimed[fragment].pop(version)
@@ -322,7 +217,9 @@ class LocalModel:
         decoded = flight.decoded
         self._residuals[fragment] = flight.residual
         self._flights[fragment] = None
-    params = self._adopt(self._state.params, fragment, published, base, decoded)
+    params = self._programs.adopt(
+      self._state.params, fragment, published, base, decoded
+    )
     self._state = self._state._replace(params=params)
 
   def forget(self, fragment: int, round_: int) -> None:
@@ -352,8 +249,7 @@ class LocalModel:
     Raises:
       ValueError: if the payload has not the length of this fragment's.
     """
-    shapes = self._shapes[fragment]
-    shardings = self._shardings[fragment]
+    shapes = self._programs.shapes[fragment]
     with self._lock:
       held = self._claimed[fragment] | self._staged[fragment]
       newest = max([self._base_versions[fragment], *held])
@@ -362,10 +258,10 @@ class LocalModel:
       return Staging.OLD
     if form == 'value':
       encoded = payloads.from_bytes(self._wire.value, shapes, payload)
-      values = jax.device_put(self._decode_value(encoded), shardings)
+      values = self._programs.decode_value(fragment, encoded)
     elif version == newest + 1 and before is not None:
       encoded = payloads.from_bytes(self._wire.down, shapes, payload)
-      values = self._decode_update(shardings, before, encoded)
+      values = self._programs.decode_update(fragment, before, encoded)
     else:
       return Staging.GAP
     with self._lock:
@@ -391,7 +287,7 @@ class LocalModel:
         if staged >= version
       }
 
-  def base(self, fragment: int) -> Values:
+  def base(self, fragment: int) -> PieceValues:
     """The version of a fragment that was adopted last."""
     base = self._bases[fragment]
     assert base is not None
@@ -403,55 +299,9 @@ class LocalModel:
     Args:
       batches: arrays or shapes of one scan's batches.
     """
-    self.trainer.compile(batches)
-    shapes = jax.eval_shape(self.trainer.task.init, jax.random.key(0))
-    params = _placed(shapes, self.trainer.state_shardings.params)
-    state, bases, residuals = self._abstract()
-    self._copy.lower(state).compile()
-    for p, (base, residual) in enumerate(zip(bases, residuals, strict=True)):
-      self._encode.lower(params, p, base, residual).compile()
-      for decoded in [None, base] if self.keeps_progress else [None]:
-        self._adopt.lower(params, p, base, base, decoded).compile()
-      self._decode_value.lower(self._zeros(self._wire.value, p)).compile()
-      if self._wire.form == 'update':
-        self._decode_update.lower(
-          self._shardings[p], base, self._zeros(self._wire.down, p)
-        ).compile()
-    self._assemble.lower(bases).compile()
-
-  def _zeros(self, codec: Codec, fragment: int) -> Any:
-    shapes = self._shapes[fragment]
-    nbytes = payloads.encoded_nbytes(codec, shapes)
-    return payloads.from_bytes(codec, shapes, bytes(nbytes))
+    self._programs.compile(batches)
 
 
 def _named(tree: Any) -> dict[str, Any]:
   """The leaves of a tree; the order of the names is that of the leaves."""
   return {f'array_{i:05}': x for i, x in enumerate(jax.tree.leaves(tree))}
-
-
-def _placed(shapes: Any, shardings: Any) -> Any:
-  """Shapes that lie somewhere, to compile for."""
-  return jax.tree.map(
-    lambda shape, sharding: jax.ShapeDtypeStruct(
-      shape.shape, shape.dtype, sharding=sharding
-    ),
-    shapes,
-    shardings,
-  )
-
-
-def _cut(sharding: NamedSharding, piece: Piece) -> NamedSharding:
-  """How a piece of a leaf lies, if the leaf lies so: where it lies already."""
-  ndim = len(piece.leaf_shape)
-  axes = [*sharding.spec, *(None,) * (ndim - len(sharding.spec))]
-  if piece.layer is not None:
-    del axes[0]
-  spec = PartitionSpec(*axes)
-  if piece.rows is not None:
-    # A block of rows that the devices cannot share evenly lies on all of them.
-    try:
-      NamedSharding(sharding.mesh, spec).shard_shape(piece.shape)
-    except ValueError:
-      spec = PartitionSpec(None, *axes[1:])
-  return NamedSharding(sharding.mesh, spec)

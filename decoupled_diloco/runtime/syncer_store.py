@@ -12,12 +12,9 @@ before it superfluous; the one before is kept as well, with the records since,
 in case that the newest is damaged.
 """
 
-import fcntl
-import json
 import os
 import pathlib
 import shutil
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,20 +25,27 @@ import jax
 import xxhash
 
 from decoupled_diloco.protocol import effects as fx
-from decoupled_diloco.protocol.records import from_jsonable, to_jsonable
 from decoupled_diloco.protocol.syncer_state import SyncerState
 from decoupled_diloco.runtime.durability_options import DurabilityOptions
+from decoupled_diloco.runtime.syncer_records import (
+  FORMAT,
+  Description,
+  LifeRecord,
+  Progress,
+  life_record,
+  merge_record,
+  read_record,
+)
 from decoupled_diloco.storage.disk import Disk
-from decoupled_diloco.storage.journal import Journal, JournalError
+from decoupled_diloco.storage.folder_lock import FolderLock
+from decoupled_diloco.storage.journal import Journal
 from decoupled_diloco.storage.snapshot_folder import (
   NoSoundSnapshotError,
   SnapshotFolder,
   num_bytes,
 )
-from decoupled_diloco.training.global_model import GlobalModel, Merged, Payload
+from decoupled_diloco.training.global_model import GlobalModel, Merged
 
-FORMAT = 1
-_HEAD = struct.Struct('<I')  # Length of the JSON that a record begins with.
 _KEPT_SNAPSHOTS = 2
 # How often people are told how far a replay has come.
 _TELL_SECONDS = 5.0
@@ -72,20 +76,6 @@ class Restored(NamedTuple):
   merged: tuple[int, ...]
   num_replayed: int
   notes: tuple[str, ...]
-
-
-class _Progress(NamedTuple):
-  """What a snapshot and the records behind it amount to, arrays aside."""
-
-  life: int = 0
-  state: SyncerState | None = None
-  merged: tuple[int, ...] = ()
-
-  def after_merge(self, state: SyncerState, round_: int) -> '_Progress':
-    """Of the merges, those that `state` still takes for unfinished."""
-    rounds = (*self.merged, round_)
-    merged = tuple(number for number in rounds if number in state.rounds)
-    return self._replace(state=state, merged=merged)
 
 
 class SyncerStore:
@@ -125,10 +115,10 @@ class SyncerStore:
     self._disk = disk
     self._run_id = ''
     self._began_at = 0.0
-    self._progress = _Progress()
+    self._progress = Progress()
     self._journal: Journal | None = None
     self._guard = threading.Lock()  # Of the journal.
-    self._lock: int | None = None
+    self._lock = FolderLock(self.folder)
     self._is_snapshotting = False
     self._snapshot_bytes = 0
 
@@ -187,7 +177,7 @@ class SyncerStore:
     self._run_id = self._snapshots.describe(0)['run_id']
     journal = self._open_journal()
     is_blank = all(
-      _unpacked(record, number)[0]['kind'] == 'life'
+      isinstance(read_record(record, number), LifeRecord)
       for number, record in journal.records(0)
     )
     journal.close()
@@ -196,20 +186,17 @@ class SyncerStore:
 
   def _acquire(self) -> None:
     try:
-      self.folder.mkdir(parents=True, exist_ok=True)
-      self._lock = os.open(self.folder / 'lock', os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-      raise OSError(
-        f'The folder {self.folder} cannot be written ({error.strerror}); '
-        'choose another config.workdir.'
-      ) from error
-    try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      self._lock.acquire()
     except BlockingIOError:
       raise StoreError(
         f'{self.folder} is in use by another syncer; end that one, or choose '
         'another config.workdir.'
       ) from None
+    except OSError as error:
+      raise OSError(
+        f'The folder {self.folder} cannot be written ({error.strerror}); '
+        'choose another config.workdir.'
+      ) from error
 
   def _open_journal(self) -> Journal:
     owner = xxhash.xxh3_64_intdigest(self._run_id.encode())
@@ -220,7 +207,7 @@ class SyncerStore:
   def _begin_life(self) -> None:
     assert self._journal is not None
     self._progress = self._progress._replace(life=self._progress.life + 1)
-    self._journal.append(_packed({'kind': 'life', 'life': self._progress.life}))
+    self._journal.append(life_record(self._progress.life))
 
   def _restore_snapshot(self, notes: list[str]) -> int:
     """Takes the newest sound snapshot; returns its number."""
@@ -241,14 +228,8 @@ class SyncerStore:
     self._snapshots.tidy(_KEPT_SNAPSHOTS)
     self._model.restore(found.arrays)
     self._snapshot_bytes = num_bytes(found.arrays)
-    description = found.description
-    self._run_id = description['run_id']
-    self._began_at = description['began_at']
-    state = description['state']
-    self._progress = _Progress(
-      description['life'],
-      None if state is None else _state_of(state),
-      tuple(description['merged']),
+    self._run_id, self._began_at, _, self._progress = Description.from_jsonable(
+      found.description
     )
     return found.number
 
@@ -272,17 +253,17 @@ class SyncerStore:
     total = journal.next_number - first
     told_at = time.monotonic()
     count = different = 0
-    for number, record in journal.records(first):
-      head, delta, payload = _unpacked(record, number)
-      if head['kind'] == 'life':
-        self._progress = self._progress._replace(life=head['life'])
+    for number, data in journal.records(first):
+      record = read_record(data, number)
+      if isinstance(record, LifeRecord):
+        self._progress = self._progress._replace(life=record.life)
         continue
-      is_same = self._model.replay(head['fragment'], delta, payload)
+      is_same = self._model.replay(
+        record.fragment, record.delta, record.payload
+      )
       different += not is_same
       count += 1
-      self._progress = self._progress.after_merge(
-        _state_of(head['state']), head['round']
-      )
+      self._progress = self._progress.after_merge(record.state, record.round)
       if time.monotonic() > told_at + _TELL_SECONDS:
         told_at = time.monotonic()
         self.tell(f'Replaying the journal: {number - first:,} of {total:,}.')
@@ -309,19 +290,10 @@ class SyncerStore:
       OSError: if the disk does not take it.
     """
     assert self._journal is not None
-    head = {
-      'kind': 'merge',
-      'round': merge.round,
-      'fragment': merge.fragment,
-      'version': merge.version,
-      'delta_bytes': sum(part.nbytes for part in merged.delta),
-      'state': to_jsonable(state),
-    }
-    # Of a value, the payload follows from the delta.
-    payload = merged.payload if self._model.form == 'update' else b''
+    parts = merge_record(state, merge, merged, self._model.form)
     try:
       with self._guard:
-        self._journal.append(_packed(head), *merged.delta, payload)
+        self._journal.append(*parts)
     except OSError as error:
       raise OSError(
         f'The journal {self.folder / "journal"} cannot take the merge of round '
@@ -372,16 +344,9 @@ class SyncerStore:
     self._snapshot_bytes = num_bytes(arrays)
 
   def _describe(self) -> dict[str, Any]:
-    life, state, merged = self._progress
-    return {
-      'format': FORMAT,
-      'run_id': self._run_id,
-      'began_at': self._began_at,
-      'layout': self._layout,
-      'life': life,
-      'state': None if state is None else to_jsonable(state),
-      'merged': list(merged),
-    }
+    return Description(
+      self._run_id, self._began_at, self._layout, self._progress
+    ).to_jsonable()
 
   def close(self) -> None:
     """Lets go of the folder; a second time does nothing."""
@@ -389,40 +354,9 @@ class SyncerStore:
       if self._journal is not None:
         self._journal.close()
         self._journal = None
-    if self._lock is not None:
-      os.close(self._lock)
-      self._lock = None
+    self._lock.release()
 
 
 def holds_run(folder: str | os.PathLike[str]) -> bool:
   """Whether there is a run that `SyncerStore.resume` could continue."""
   return bool(SnapshotFolder(pathlib.Path(folder) / 'snapshots').numbers())
-
-
-def _packed(head: Mapping[str, Any]) -> bytes:
-  text = json.dumps(head, separators=(',', ':')).encode()
-  return _HEAD.pack(len(text)) + text
-
-
-def _unpacked(
-  record: bytes, number: int
-) -> tuple[dict[str, Any], Payload, Payload]:
-  """The JSON of a record, and for a merge its delta and its payload."""
-  try:
-    (length,) = _HEAD.unpack_from(record)
-    end = _HEAD.size + length
-    head = json.loads(record[_HEAD.size : end])
-    middle = end + head.get('delta_bytes', 0)
-    view = memoryview(record)
-    return head, view[end:middle], view[middle:]
-  except (struct.error, ValueError, AttributeError) as error:
-    raise JournalError(
-      f'record {number} is whole, but was not written by this version of '
-      f'decoupled_diloco ({error}); continue with the one that wrote it.'
-    ) from error
-
-
-def _state_of(value: Mapping[str, Any]) -> SyncerState:
-  state: Any = from_jsonable(value)
-  assert isinstance(state, SyncerState)
-  return state

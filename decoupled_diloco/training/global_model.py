@@ -1,18 +1,9 @@
 """The syncer's arrays: global parameters, outer optimizer state, residuals.
 
-Everything lies by fragment, as tuples of pieces in float32. A merge is three
-jitted functions. The first decodes all contributions and merges them. The
-second takes the outer step and encodes what is published: from the merged
-delta alone, so that a journal of merged deltas is enough to come to the same
-state again. The third applies what was published, by the same program as a
-learner does (`wire_format.apply_update`). In one function with the second, XLA
-would contract the outer step's product and the addition to a fused
-multiply-add, and the syncer would hold other bits than its learners.
+Everything lies by fragment, as tuples of pieces in float32. What is computed
+with it, and why in that way, `merge_programs` tells.
 """
 
-import dataclasses
-import functools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,55 +16,10 @@ from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.array_types import Params, PieceValues
 from decoupled_diloco.ops.codecs import codec
 from decoupled_diloco.ops.fragments import FragmentPlan
-from decoupled_diloco.ops.merge import check_rule
-from decoupled_diloco.ops.outer import (
-  fragment_outer,
-  from_gain,
-  suited_gain,
-  suited_momentum,
-)
-from decoupled_diloco.training.wire_format import (
-  WireFormat,
-  apply_update,
-  wire_shapes,
-)
+from decoupled_diloco.training.merge_programs import MergePrograms
+from decoupled_diloco.training.wire_format import WireFormat, wire_shapes
 
 Payload = bytes | bytearray | memoryview
-
-
-@dataclasses.dataclass(frozen=True)
-class OuterOptions:
-  """What happens to the contributions of a round.
-
-  Attributes:
-    gain: how far a persistent delta moves the parameters in the end,
-      learning_rate / (1 - momentum); None: `ops.outer.suited_gain`.
-    momentum: of `outer_optimizer`; None: `ops.outer.suited_momentum`.
-    nesterov: of `outer_optimizer`.
-    merge: 'rda' or 'mean'.
-    embedding_merge: the same for embeddings; 'mean' as published.
-  """
-
-  gain: float | None = None
-  momentum: float | None = None
-  nesterov: bool = True
-  merge: str = 'rda'
-  embedding_merge: str = 'mean'
-
-  def __post_init__(self):
-    if self.gain is not None and not math.isfinite(self.gain):
-      raise ValueError(f'gain={self.gain} must be finite; 2 to 3 is usual.')
-    self.optimizer(outer_steps=100.0)
-    check_rule(self.merge)
-    check_rule(self.embedding_merge, 'embedding_merge')
-
-  def optimizer(self, outer_steps: float) -> optax.GradientTransformation:
-    """The outer optimizer of a run with so many outer steps per fragment."""
-    momentum = self.momentum
-    if momentum is None:
-      momentum = suited_momentum(outer_steps)
-    gain = suited_gain(momentum) if self.gain is None else self.gain
-    return from_gain(gain, momentum, self.nesterov)
 
 
 class Merged(NamedTuple):
@@ -145,47 +91,12 @@ class GlobalModel:
       )
       for p in fragments
     ]
-    outers = [
-      fragment_outer(tx, merge, plan, p, embedding_merge) for p in fragments
-    ]
-    self._outer_states = [
-      outer.init(values)
-      for outer, values in zip(outers, self._values, strict=True)
-    ]
+    self._programs = MergePrograms(
+      plan, tx=tx, merge=merge, embedding_merge=embedding_merge, wire=wire
+    )
+    self._outer_states = self._programs.first_outer_states(self._values)
     self._residuals = [wire.down.init(values) for values in self._values]
-    self._merges = [self._jit_merge(outer.merge) for outer in outers]
-    self._steps = [self._jit_step(outer.step) for outer in outers]
     self._delta_codec = codec('f32')
-    self._apply = jax.jit(
-      functools.partial(apply_update, wire) if wire.form == 'update' else _add,
-      donate_argnums=0,
-    )
-    self._norm = jax.jit(lambda encoded: _norm(wire.up.decode(encoded)))
-    self._encode_value = jax.jit(
-      lambda values: wire.value.encode(values, wire.value.init(values))[0]
-    )
-    self._decode_value = jax.jit(wire.value.decode)
-
-  def _jit_merge(self, outer_merge):
-    def merge(stacked_codes, weights):
-      merged = outer_merge(
-        jax.vmap(self._wire.up.decode)(stacked_codes), weights
-      )
-      return merged, _norm(merged)
-
-    return jax.jit(merge)
-
-  def _jit_step(self, outer_step):
-    wire = self._wire
-
-    def step(merged, values, outer_state, residual):
-      updates, outer_state = outer_step(merged, outer_state, values)
-      is_finite = _is_finite(_add(values, updates))
-      if wire.form == 'update':
-        updates, residual = wire.down.encode(updates, residual)
-      return updates, is_finite, outer_state, residual
-
-    return jax.jit(step, donate_argnums=(2, 3))
 
   @property
   def form(self) -> str:
@@ -201,20 +112,14 @@ class GlobalModel:
       fragment,
       bytes(payloads.encoded_nbytes(self._wire.up, self._shapes[fragment])),
     )
-    self._norm.lower(empty).compile()
-    # Copies, because a merge donates what it changes.
-    values, outer_state, residual = jax.tree.map(
-      jnp.copy,
-      (
-        self._values[fragment],
-        self._outer_states[fragment],
-        self._residuals[fragment],
-      ),
+    self._programs.compile(
+      fragment,
+      empty,
+      self._stack({}, {0: empty}),
+      self._values[fragment],
+      self._outer_states[fragment],
+      self._residuals[fragment],
     )
-    stacked, weights = self._stack({}, {0: empty})
-    merged, _ = self._merges[fragment](stacked, weights)
-    updates, *_ = self._steps[fragment](merged, values, outer_state, residual)
-    self._encode_value(self._apply(values, updates))
 
   def norm_of(self, fragment: int, payload: Payload) -> float | None:
     """Euclidean norm of a contribution's delta; None if it is not finite.
@@ -222,7 +127,7 @@ class GlobalModel:
     Raises:
       ValueError: if the payload has not the length of this fragment's.
     """
-    norm = float(self._norm(self._contribution(fragment, payload)))
+    norm = float(self._programs.norm(self._contribution(fragment, payload)))
     return norm if np.isfinite(norm) else None
 
   def merge(
@@ -275,9 +180,9 @@ class GlobalModel:
       FloatingPointError: as `merge` does.
     """
     stacked, learner_weights = self._stack(weights, encoded)
-    delta, norm = self._merges[fragment](stacked, learner_weights)
+    delta, norm = self._programs.merge(fragment, stacked, learner_weights)
     updates, is_finite = self._step(fragment, delta)
-    self._values[fragment] = self._apply(self._values[fragment], updates)
+    self._apply(fragment, updates)
     if not (is_finite and np.isfinite(norm)):
       raise FloatingPointError(
         f'Fragment {fragment} is no longer finite after a merged delta of norm '
@@ -289,7 +194,8 @@ class GlobalModel:
 
   def _step(self, fragment: int, delta: PieceValues) -> tuple[Any, Any]:
     """The outer step; its updates are still to be applied."""
-    updates, is_finite, outer_state, residual = self._steps[fragment](
+    updates, is_finite, outer_state, residual = self._programs.step(
+      fragment,
       delta,
       self._values[fragment],
       self._outer_states[fragment],
@@ -298,6 +204,10 @@ class GlobalModel:
     self._outer_states[fragment] = outer_state
     self._residuals[fragment] = residual
     return updates, is_finite
+
+  def _apply(self, fragment: int, updates: Any) -> None:
+    values = self._values[fragment]
+    self._values[fragment] = self._programs.apply(values, updates)
 
   # What a restarted syncer needs.
 
@@ -327,7 +237,7 @@ class GlobalModel:
     if self._wire.form == 'update':
       is_same = payloads.to_bytes(updates) == payload
       updates = payloads.from_bytes(self._wire.down, shapes, payload)
-    self._values[fragment] = self._apply(self._values[fragment], updates)
+    self._apply(fragment, updates)
     return is_same
 
   def arrays(self) -> dict[str, jax.Array]:
@@ -377,13 +287,15 @@ class GlobalModel:
 
   def value_payload(self, fragment: int) -> bytes:
     """The fragment itself, for a publication of the form 'value'."""
-    return payloads.to_bytes(self._encode_value(self._values[fragment]))
+    return payloads.to_bytes(
+      self._programs.encode_value(self._values[fragment])
+    )
 
   def published(self, fragment: int) -> PieceValues:
     """The fragment as its newest publication gives it to learners; copies."""
     values = self._values[fragment]
     if self._wire.form == 'value':
-      return self._decode_value(self._encode_value(values))
+      return self._programs.as_published(values)
     return tuple(jnp.copy(value) for value in values)
 
   def params(self, like: Params) -> Params:
@@ -397,22 +309,3 @@ class GlobalModel:
 
 def _array_name(fragment: int, leaf: int) -> str:
   return f'fragment_{fragment:04}_array_{leaf:04}'
-
-
-def _add(values, updates):
-  return tuple(
-    value + update for value, update in zip(values, updates, strict=True)
-  )
-
-
-def _is_finite(values) -> jax.Array:
-  checks = [jnp.all(jnp.isfinite(value)) for value in values]
-  return jnp.all(jnp.stack(checks))
-
-
-def _norm(values) -> jax.Array:
-  squares = [
-    jnp.sum(jnp.square(value.astype(jnp.float32)))
-    for value in jax.tree.leaves(values)
-  ]
-  return jnp.sqrt(sum(squares[1:], squares[0]))

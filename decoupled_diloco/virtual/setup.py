@@ -21,8 +21,8 @@ from decoupled_diloco.simulate.options import (
 )
 from decoupled_diloco.tasks import Batch, Params, Task
 from decoupled_diloco.training.evaluation import held_out_loss
-from decoupled_diloco.training.global_model import OuterOptions
 from decoupled_diloco.training.inner import LearningRate
+from decoupled_diloco.training.outer_options import OuterOptions
 from decoupled_diloco.training.wire_format import WireOptions
 
 # `batches(first, count)`: batches number `first` to `first + count - 1` of a

@@ -14,7 +14,7 @@ from decoupled_diloco.runtime.snapshot_options import SnapshotOptions
 from decoupled_diloco.training.mesh import MeshOptions
 from decoupled_diloco.training.wire_format import WireOptions
 from tests.protocol.scripts import LearnerScript
-from tests.runtime.local_model_test import (
+from tests.runtime.local_models import (
   BATCHES,
   EIGHT,
   EXACT,

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -15,6 +14,7 @@ from decoupled_diloco.models.transformer import TransformerOptions
 from decoupled_diloco.tasks import jax_task, language_model_task, linen_task
 from decoupled_diloco.training import inner, step
 from decoupled_diloco.training import mesh as meshes
+from tests.training.compilations import compilations
 
 MODEL = TransformerOptions(
   vocab_size=32, width=32, layers=2, heads=4, kv_heads=2, sequence_length=16
@@ -160,15 +160,8 @@ def test_nothing_is_compiled_again():
   batches = np.ones((K, 2, 3), np.float32)
   train.compile(jax.ShapeDtypeStruct(batches.shape, batches.dtype))
   state = train.init_state(RNG)
-  traced, compilations = len(traces), []
-
-  def count(event: str, duration_secs: float, **_):
-    del duration_secs
-    if event == '/jax/core/compile/backend_compile_duration':
-      compilations.append(event)
-
-  jax.monitoring.register_event_duration_secs_listener(count)
-  try:
+  traced = len(traces)
+  with compilations() as found:
     losses = []
     for round_number in range(10):
       given = batches if round_number % 2 else train.place(batches)
@@ -177,10 +170,8 @@ def test_nothing_is_compiled_again():
         global_step = np.int32(global_step)
       state, metrics = train.scan(state, given, global_step)
       losses.append(float(metrics['loss']))
-  finally:
-    jax.monitoring.unregister_event_duration_listener(count)
   assert len(traces) == traced
-  assert compilations == []
+  assert found == []
   assert losses == sorted(losses, reverse=True)
 
 

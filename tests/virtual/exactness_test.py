@@ -9,7 +9,7 @@ from decoupled_diloco.ops.codecs import codec
 from decoupled_diloco.simulate.options import (
   SpeedOptions,
 )
-from decoupled_diloco.training.global_model import OuterOptions
+from decoupled_diloco.training.outer_options import OuterOptions
 from decoupled_diloco.training.wire_format import WireOptions
 from decoupled_diloco.virtual import LearnerSetup, VirtualCluster
 from tests.virtual import small

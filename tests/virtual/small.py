@@ -20,7 +20,7 @@ from decoupled_diloco.protocol.schedule import ScheduleOptions
 from decoupled_diloco.protocol.syncer_state import BudgetOptions, SyncerOptions
 from decoupled_diloco.protocol.weights import StalenessOptions
 from decoupled_diloco.simulate.options import SpeedOptions
-from decoupled_diloco.training.global_model import OuterOptions
+from decoupled_diloco.training.outer_options import OuterOptions
 from decoupled_diloco.training.wire_format import WireOptions
 from decoupled_diloco.virtual import (
   LearnerSetup,
