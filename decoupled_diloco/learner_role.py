@@ -15,9 +15,10 @@ from decoupled_diloco.protocol.learner_state import LearnerOptions
 from decoupled_diloco.run_folder import RunFolder
 from decoupled_diloco.run_options import RunOptions
 from decoupled_diloco.runtime.layout import layout_digest
-from decoupled_diloco.runtime.learner_loop import LearnerLoop, Record
+from decoupled_diloco.runtime.learner_loop import LearnerLoop
 from decoupled_diloco.runtime.learner_snapshots import LearnerSnapshots
 from decoupled_diloco.runtime.local_model import LocalModel
+from decoupled_diloco.runtime.recording import Record
 from decoupled_diloco.training import inner
 from decoupled_diloco.training.mesh import make_mesh
 from decoupled_diloco.training.step import TrainScan, make_train_scan
