@@ -26,11 +26,11 @@ from decoupled_diloco.protocol.learner_state import (
   LearnerState,
   rejoin_step,
 )
+from decoupled_diloco.protocol.machine import OnStep
 from decoupled_diloco.runtime.hand_over_sender import HandOverSender
 from decoupled_diloco.runtime.learner_receiver import LearnerReceiver
 from decoupled_diloco.runtime.learner_snapshots import LearnerSnapshots
 from decoupled_diloco.runtime.local_model import LocalModel
-from decoupled_diloco.runtime.recording import Record
 from decoupled_diloco.runtime.shared_machine import SharedMachine
 from decoupled_diloco.runtime.throttle import ThrottleOptions
 from decoupled_diloco.training.inner import NEVER
@@ -79,7 +79,7 @@ class LearnerLoop:
     connect_seconds: float,
     throttle: ThrottleOptions = _NO_THROTTLE,
     snapshots: LearnerSnapshots | None = None,
-    record: Record = lambda event, effects: None,
+    record: OnStep = lambda event, effects: None,
     tell: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
   ):

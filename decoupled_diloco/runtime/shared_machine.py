@@ -11,8 +11,8 @@ from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol.learner import learner_machine
 from decoupled_diloco.protocol.learner_state import LearnerOptions, LearnerState
+from decoupled_diloco.protocol.machine import OnStep
 from decoupled_diloco.runtime.local_model import LocalModel
-from decoupled_diloco.runtime.recording import Record
 from decoupled_diloco.transport.base import LearnerLink
 
 
@@ -36,7 +36,7 @@ class SharedMachine:
     *,
     model: LocalModel,
     link: LearnerLink,
-    record: Record,
+    record: OnStep,
   ):
     self.is_over = threading.Event()
     self.is_answered = threading.Event()

@@ -15,16 +15,17 @@ from typing import NamedTuple, TypeAlias
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
+from decoupled_diloco.protocol.machine import OnStep
 from decoupled_diloco.protocol.rounds import Stage
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions, SyncerState
 from decoupled_diloco.runtime.event_inbox import EventInbox
 from decoupled_diloco.runtime.merges import KeepMerge, Merges
-from decoupled_diloco.runtime.recording import Record, Recording
+from decoupled_diloco.runtime.recording import Recording
 from decoupled_diloco.runtime.routes import Routes
 from decoupled_diloco.runtime.value_sender import Encoded, ValueSender
-from decoupled_diloco.training.global_model import GlobalModel, Payload
-from decoupled_diloco.transport.base import Parcel, SyncerEndpoint
+from decoupled_diloco.training.global_model import GlobalModel
+from decoupled_diloco.transport.base import Parcel, Payload, SyncerEndpoint
 
 # Events that wait for the machine before transport threads have to.
 _INBOX_SIZE = 256
@@ -84,7 +85,7 @@ class SyncerServer:
     save: Callable[[], None] = lambda: None,
     saver: Executor | None = None,
     keep_merge: KeepMerge = lambda state, merge, merged: None,
-    record: Record = lambda event, effects: None,
+    record: OnStep = lambda event, effects: None,
     clock: Callable[[], float] = time.monotonic,
   ):
     self.save_error: Exception | None = None
