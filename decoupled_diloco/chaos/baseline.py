@@ -30,6 +30,7 @@ from decoupled_diloco.chaos.result import ChaosResult
 from decoupled_diloco.chaos.schedule import Fault, FaultOptions
 from decoupled_diloco.run_options import RunOptions
 from decoupled_diloco.runtime import processes
+from decoupled_diloco.runtime.launch_options import LaunchError
 
 _POLL_SECONDS = 0.02
 _MEASURE_SECONDS = 120.0
@@ -202,7 +203,7 @@ class BaselineRun:
     """Runs it until the time is over, all steps are done, or it is stopped.
 
     Raises:
-      RuntimeError: if it does not come to train.
+      LaunchError: if it does not come to train.
     """
     try:
       self._start()
@@ -240,7 +241,7 @@ class BaselineRun:
       since, patience = self._started_at, self._start_seconds
     if now > since + patience:
       if self.log.began_at is None:
-        raise RuntimeError(
+        raise LaunchError(
           f'the baseline has not taken a step within {patience:g} s; see the '
           'logs of its workers.'
         )

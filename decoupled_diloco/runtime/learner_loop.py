@@ -209,7 +209,10 @@ class LearnerLoop:
           return effect
         case _:
           raise AssertionError(f'{effect} is no effect of a learner.')
-      if self._stop_reason is not None:
+      # Adoptions that were decided at this boundary come first: a snapshot has
+      # to hold what the machine says.
+      is_settled = self._machine.state_of_copy() is not None
+      if self._stop_reason is not None and is_settled:
         self._take_snapshot(is_last=True)
         reason, self._stop_reason = self._stop_reason, None
         self._machine.tell(ev.StopRequested(self._clock(), reason))
