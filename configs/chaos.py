@@ -4,11 +4,12 @@
   scripts/run python -m decoupled_diloco.chaos --config=configs/chaos.py:8
 
 Four or eight learners, of which one is killed every 15 or 45 seconds in the
-mean, so often that synchronous data parallelism has a goodput of about 27 % on
-two cores. A learner's step takes 0.2 or 0.4 s, of which its computation is a
-small part, as if an accelerator did it: a dead learner then lends nobody its
-core, which would flatter the figures. Each of the three runs takes about four
-minutes; --config.run.adopt.rule=overwrite gives the published rule (with a
+mean. (Those rates are not yet the ones at which the synchronous baseline falls
+to about 27 % goodput: that takes more kills than these.) A learner's step takes
+0.2 or 0.4 s, of which its computation is a small part, as if an accelerator did
+it: a dead learner then lends nobody its core, which would flatter the figures.
+Each of the three runs takes about four minutes;
+--config.run.adopt.rule=overwrite gives the published rule (with a
 --config.workdir of its own).
 """
 
