@@ -115,7 +115,7 @@ def run_baseline(
       ends it early; that may be called from a signal handler.
 
   Raises:
-    RuntimeError: if it does not come to train.
+    LaunchError: if it does not come to train.
     OSError: if a log cannot be written.
   """
   num_workers = options.membership.num_learners

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from decoupled_diloco.chaos import schedule
 from decoupled_diloco.chaos.injector import Injector
 from decoupled_diloco.chaos.schedule import Fault
+from decoupled_diloco.runtime.launch_options import LaunchError
 
 POLL_SECONDS = 0.02
 
@@ -189,7 +190,7 @@ class BaselineRun:
     """Runs it until the time is over, all steps are done, or it is stopped.
 
     Raises:
-      RuntimeError: if it does not come to train.
+      LaunchError: if it does not come to train.
     """
     try:
       self._start()
@@ -203,7 +204,9 @@ class BaselineRun:
 
   def _is_over(self) -> bool:
     log, now = self.log, self._clock()
-    if log.is_done or self._stopped_by is not None:
+    if log.is_done:
+      log.ended_at = self._last_step_at  # The last checkpoint has followed.
+    elif self._stopped_by is not None:
       log.ended_at = now
     elif log.began_at is not None and now >= log.began_at + self._wall_seconds:
       log.ended_at = log.began_at + self._wall_seconds
@@ -235,6 +238,12 @@ class BaselineRun:
       self.log.is_done = True
       return
     dead = [m for m, code in enumerate(codes) if code]
+    if dead and self.log.began_at is None:
+      # No fault has struck yet, and it would do so again.
+      raise LaunchError(
+        f'worker {dead[0]} of the baseline has ended with {codes[dead[0]]} '
+        'before its first step; see its log.'
+      )
     if dead:
       self._restart(now, f'worker {dead[0]} is dead')
       return
@@ -243,7 +252,7 @@ class BaselineRun:
       since, patience = self._started_at, self._start_seconds
     if now > since + patience:
       if self.log.began_at is None:
-        raise RuntimeError(
+        raise LaunchError(
           f'the baseline has not taken a step within {patience:g} s; see the '
           'logs of its workers.'
         )

@@ -142,7 +142,9 @@ def _train(facts: WorkerFacts) -> None:
     options.membership.num_learners,
     facts.process,
     timeout_seconds=options.launch.start_seconds,
-    heartbeat_seconds=facts.stall_seconds,
+    # It is the manager who watches over stalls; this is for the case that
+    # there is none.
+    heartbeat_seconds=3 * facts.stall_seconds,
   )
   phases.done('connect')
   task = building.build_task(options)

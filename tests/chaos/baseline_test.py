@@ -10,6 +10,7 @@ from decoupled_diloco import configuring
 from decoupled_diloco.chaos import baseline
 from decoupled_diloco.chaos.baseline_run import BaselineRun
 from decoupled_diloco.chaos.schedule import Fault, FaultOptions
+from decoupled_diloco.runtime.launch_options import LaunchError
 
 
 def run_options(step_seconds, batch_size, sequence_length):
@@ -72,7 +73,7 @@ class Scene:
     self.told = []
     self.stuck = stuck  # Generations that never take a step.
     self.num_prepared = 0
-    self.last_checkpoint_fails = False
+    self.last_checkpoint_fails = self.is_broken = False
     self.is_starting = True
     self.run = BaselineRun(
       2,
@@ -94,6 +95,8 @@ class Scene:
     assert generation == len(self.generations)
     workers = [FakeWorker(10 * generation + m) for m in range(2)]
     workers[0].ignores_term = self.last_checkpoint_fails
+    if self.is_broken:
+      workers[1].returncode = 1
     self.generations.append(workers)
     self.reports = FakeReports()
     self.step = self.checkpoint
@@ -239,9 +242,17 @@ def test_a_stop():
 
 def test_workers_that_never_train():
   scene = Scene(stuck=(0,))
-  with pytest.raises(RuntimeError, match='has not taken a step within 30 s'):
+  with pytest.raises(LaunchError, match='has not taken a step within 30 s'):
     scene.run.run()
   assert all(w.returncode == -9 for w in scene.generations[-1])
+
+
+def test_a_worker_that_dies_before_anything_has_struck():
+  scene = Scene()
+  scene.is_broken = True
+  with pytest.raises(LaunchError, match='worker 1 of the baseline has ended'):
+    scene.run.run()
+  assert scene.generations[0][0].returncode == -9
 
 
 def test_the_rate_of_what_ends_a_job():
