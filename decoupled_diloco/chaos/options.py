@@ -26,7 +26,9 @@ class BaselineOptions:
     stall_seconds: how long a step may take before everything is started
       again.
     standby: whether the processes of the next start are there already and
-      have loaded all code, so that a restart is a matter of seconds. The
+      have loaded all code, which is the longest part of a restart. It helps
+      where there are cores to spare: loading takes several seconds of each
+      worker's core, and slows the steps down that are taken meanwhile. The
       learners of the decoupled run have no such help.
   """
 
