@@ -30,6 +30,8 @@ from decoupled_diloco.runtime import processes
 
 _MEASURE_SECONDS = 120.0
 _DAY_SECONDS = 86400.0
+_KILLS = (schedule.KILL, schedule.SITE)
+_STOPS = (schedule.FREEZE, schedule.PARTITION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +128,8 @@ def run_baseline(
     process=-1,
     checkpoint_seconds=baseline.checkpoint_seconds,
     failure_seconds=min(
-      failure_seconds(faults, baseline.stall_seconds), _DAY_SECONDS
+      failure_seconds(faults, baseline.stall_seconds, wall_seconds),
+      _DAY_SECONDS,
     ),
     stall_seconds=baseline.stall_seconds,
     num_steps=options.budget.steps(options.schedule),
@@ -170,24 +173,42 @@ def run_baseline(
   return result_of(run, options, loss)
 
 
-def failure_seconds(options: FaultOptions, stall_seconds: float) -> float:
-  """Mean time between drawn faults that end a synchronous job; inf if none.
+def failure_seconds(
+  options: FaultOptions, stall_seconds: float, wall_seconds: float
+) -> float:
+  """Mean time between faults that end a synchronous job; inf if there is none.
 
   Those are kills, and what stops a process for longer than `stall_seconds`.
+
+  Args:
+    options: of the faults, those of its schedule included.
+    stall_seconds: see `BaselineOptions`.
+    wall_seconds: how long the job is run.
   """
-  total = sum(options.weights.values())
-  fatal = sum(
-    options.weights.get(kind, 0.0) for kind in (schedule.KILL, schedule.SITE)
-  )
-  for kind in (schedule.FREEZE, schedule.PARTITION):
-    mean = options.mean_seconds.get(kind, 0.0)
-    if mean:
-      # They last for an exponentially distributed time.
-      share = math.exp(-stall_seconds / mean)
-      fatal += options.weights.get(kind, 0.0) * share
-  if not options.mean_seconds_between or not fatal:
-    return float('inf')
-  return options.mean_seconds_between * total / fatal
+  rate = 0.0
+  if options.mean_seconds_between:
+    fatal = sum(
+      weight * _fatal_share(kind, options, stall_seconds)
+      for kind, weight in options.weights.items()
+    )
+    total = sum(options.weights.values())
+    rate = fatal / total / options.mean_seconds_between
+  for at_seconds, kind, _, seconds in options.schedule:
+    is_fatal = kind in _KILLS or (kind in _STOPS and seconds > stall_seconds)
+    if is_fatal and at_seconds <= wall_seconds:
+      rate += 1.0 / wall_seconds
+  return 1.0 / rate if rate else float('inf')
+
+
+def _fatal_share(
+  kind: str, options: FaultOptions, stall_seconds: float
+) -> float:
+  """The share of drawn faults of a kind that end a job."""
+  mean = options.mean_seconds.get(kind, 0.0)
+  if kind in _STOPS and mean:
+    # They last for an exponentially distributed time.
+    return math.exp(-stall_seconds / mean)
+  return float(kind in _KILLS)
 
 
 def result_of(

@@ -263,13 +263,25 @@ def test_the_rate_of_what_ends_a_job():
     sites=((0, 1),),
   )
   # Half of them are kills, and hardly any freeze lasts that long.
-  rate = baseline.failure_seconds(faults, stall_seconds=1000.0)
+  rate = baseline.failure_seconds(faults, 1000.0, wall_seconds=60.0)
   assert rate == pytest.approx(20.0)
   # A freeze lasts 4 s or longer with a probability of 1/e.
-  rate = baseline.failure_seconds(faults, stall_seconds=4.0)
+  rate = baseline.failure_seconds(faults, 4.0, wall_seconds=60.0)
   assert rate == pytest.approx(40.0 / (2.0 + 2.0 / math.e))
   none = dataclasses.replace(faults, mean_seconds_between=0.0)
-  assert baseline.failure_seconds(none, 4.0) == float('inf')
+  assert baseline.failure_seconds(none, 4.0, 60.0) == float('inf')
+  fixed = dataclasses.replace(
+    none,
+    schedule=(
+      (1.0, 'kill', (0,), 0.0),
+      (9.0, 'freeze', (0,), 3.0),  # The others wait for it.
+      (20.0, 'partition', (1,), 5.0),
+      (30.0, 'syncer', (), 0.0),  # There is none.
+      (61.0, 'kill', (0,), 0.0),  # It is over by then.
+    ),
+  )
+  # Two of them in a minute.
+  assert baseline.failure_seconds(fixed, 4.0, 60.0) == pytest.approx(30.0)
 
 
 def test_figures():
