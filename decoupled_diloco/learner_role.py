@@ -12,10 +12,11 @@ from decoupled_diloco.observe.tape import TapeHeader, TapeWriter
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol.learner_state import LearnerOptions
+from decoupled_diloco.protocol.machine import OnStep
 from decoupled_diloco.run_folder import RunFolder
 from decoupled_diloco.run_options import RunOptions
 from decoupled_diloco.runtime.layout import layout_digest
-from decoupled_diloco.runtime.learner_loop import LearnerLoop, Record
+from decoupled_diloco.runtime.learner_loop import LearnerLoop
 from decoupled_diloco.runtime.learner_snapshots import LearnerSnapshots
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.training import inner
@@ -43,7 +44,7 @@ class LearnerSetup:
   open_batches: Callable[[int], data.Prefetcher[Any]]
   example: Any
 
-  def loop(self, record: Record, tell: Callable[[str], None]) -> LearnerLoop:
+  def loop(self, record: OnStep, tell: Callable[[str], None]) -> LearnerLoop:
     """A loop that can take part in a run once."""
     options = self.options
     one_batch = jax.tree.map(lambda leaf: leaf[0], self.example)

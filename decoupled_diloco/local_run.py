@@ -11,10 +11,10 @@ from typing import Any
 from decoupled_diloco import entry, stopping
 from decoupled_diloco.run_folder import RunFolder
 from decoupled_diloco.run_options import RunOptions
+from decoupled_diloco.run_result import Result
 from decoupled_diloco.runtime.launch import Launcher
 from decoupled_diloco.runtime.launch_options import LaunchError
 from decoupled_diloco.runtime.processes import REPORT_FD
-from decoupled_diloco.syncer_role import Result
 from decoupled_diloco.watching import Watcher, show_summary
 
 

@@ -7,6 +7,6 @@ from decoupled_diloco.building import fitted_to_data as fitted_to_data
 from decoupled_diloco.learner_role import LearnerSetup as LearnerSetup
 from decoupled_diloco.learner_role import run_learner as run_learner
 from decoupled_diloco.learner_role import set_up_learner as set_up_learner
-from decoupled_diloco.syncer_role import Result as Result
+from decoupled_diloco.run_result import Result as Result
 from decoupled_diloco.syncer_role import run_syncer as run_syncer
 from decoupled_diloco.syncer_role import set_up_syncer as set_up_syncer

@@ -12,15 +12,14 @@ import jax
 import numpy as np
 
 from decoupled_diloco import building, measuring, stopping, tasks
+from decoupled_diloco.final_model import FinalModel
 from decoupled_diloco.observe.tape import TapeHeader, TapeWriter
 from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.fragments import FragmentPlan
-from decoupled_diloco.protocol.syncer_state import (
-  SyncerOptions,
-  SyncerState,
-)
+from decoupled_diloco.protocol.syncer_state import SyncerOptions
 from decoupled_diloco.run_folder import RunFolder, write_whole
 from decoupled_diloco.run_options import RunOptions
+from decoupled_diloco.run_result import Result
 from decoupled_diloco.runtime.layout import layout_digest
 from decoupled_diloco.runtime.syncer_server import SyncerServer
 from decoupled_diloco.runtime.syncer_store import (
@@ -28,84 +27,12 @@ from decoupled_diloco.runtime.syncer_store import (
   SyncerStore,
   holds_run,
 )
-from decoupled_diloco.storage import snapshots
 from decoupled_diloco.training.global_model import GlobalModel
 from decoupled_diloco.training.wire_format import wire_format
 from decoupled_diloco.transport.grpc_endpoint import GrpcEndpoint
 
 # How long the last messages of the syncer may take to reach the learners.
 _GOODBYE_SECONDS = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """How a run ended, as the syncer's process leaves it in `result.json`.
-
-  Attributes:
-    reason: why it ended, in words.
-    has_met_budget: whether it ended by itself.
-    is_finite: whether all global parameters are.
-    checkpoint: path of the final one; '' if it could not be saved.
-    failure: what has gone wrong at the end, as a sentence; '' if nothing has.
-    stopped_by: number of the signal that was received; 0 if none was.
-    loss_start, loss_end, sample: see `measuring.Measures`.
-  """
-
-  reason: str
-  has_met_budget: bool
-  is_finite: bool
-  checkpoint: str = ''
-  failure: str = ''
-  stopped_by: int = 0
-  loss_start: float | None = None
-  loss_end: float | None = None
-  sample: str = ''
-
-  @property
-  def is_success(self) -> bool:
-    """Whether the run came to its planned end, and nothing failed."""
-    return self.has_met_budget and self.is_finite and not self.failure
-
-  @property
-  def exit_code(self) -> int:
-    """Of the process."""
-    if self.stopped_by and not self.failure:
-      return stopping.exit_code(self.stopped_by)
-    return 0 if self.is_success else 1
-
-
-class FinalModel:
-  """The global model at the end of a run, saved as soon as it is final.
-
-  Attributes:
-    params: its parameters; None before they are final.
-    path: of the checkpoint; '' before it is saved.
-    tell: is told that it is being saved.
-  """
-
-  def __init__(self, folder: RunFolder, model: GlobalModel, like: Any):
-    self.params: Any = None
-    self.path = ''
-    self.tell: Callable[[str], None] = lambda text: None
-    self._folder = folder
-    self._model = model
-    self._like = like
-
-  def save(self, state: SyncerState) -> None:
-    """Writes the checkpoint.
-
-    Raises:
-      OSError: if it cannot be written.
-    """
-    self.tell('Saving the checkpoint.')
-    self.params = self._model.params(self._like)
-    path = str(self._folder.checkpoint)
-    snapshots.save(
-      path,
-      self.params,
-      {'versions': list(state.versions), 'reason': state.end_reason},
-    )
-    self.path = path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,8 @@ from flax import linen, nnx
 from jaxtyping import Array, Float
 
 from decoupled_diloco.models import functional, layers, transformer, vit
+from decoupled_diloco.ops.array_types import Params
 
-Params = Any
 Batch = Any
 Metrics = dict[str, Float[Array, '']]
 LossAndMetrics = tuple[Float[Array, ''], Metrics]

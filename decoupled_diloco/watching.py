@@ -17,7 +17,7 @@ from decoupled_diloco.observe.summary import OutsideFacts, summarise
 from decoupled_diloco.observe.summary_text import render
 from decoupled_diloco.observe.tape import TapeFollower
 from decoupled_diloco.run_folder import RunFolder, write_whole
-from decoupled_diloco.syncer_role import Result
+from decoupled_diloco.run_result import Result
 
 _POLL_SECONDS = 0.2
 _METRICS_SECONDS = 1.0

@@ -24,7 +24,8 @@ TOP = (
   *('train', 'lab', 'chaos', 'watch', 'report', 'compile', 'generate'),
   *('simulate.__main__', 'entry', 'local_run', 'roles', 'configuring'),
   *('building', 'command', 'config_files', 'learner_role', 'measuring'),
-  *('overrides', 'run_folder', 'run_options', 'stopping', 'syncer_role'),
+  *('final_model', 'overrides', 'run_folder', 'run_options', 'run_result'),
+  *('stopping', 'syncer_role'),
   *('auditing', 'replaying', 'watching'),
 )
 # Imported by the top only.

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from decoupled_diloco import learner_role
-from decoupled_diloco.runtime.learner_loop import SyncerUnreachableError
+from decoupled_diloco.runtime.learner_receiver import SyncerUnreachableError
 from tests.tiny_run import tiny_options
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from decoupled_diloco import configuring, local_run
 from decoupled_diloco.run_folder import RunFolder
+from decoupled_diloco.run_result import Result
 from decoupled_diloco.runtime.launch_options import EXIT_USAGE, LaunchError
-from decoupled_diloco.syncer_role import Result
 
 RESULT = Result(reason='10 rounds', has_met_budget=True, is_finite=True)
 

@@ -11,6 +11,7 @@ import pytest
 from decoupled_diloco import stopping, syncer_role
 from decoupled_diloco.observe.tape import read_tape
 from decoupled_diloco.run_folder import RunFolder
+from decoupled_diloco.run_result import Result
 from decoupled_diloco.storage import snapshots
 from tests.tiny_run import tiny_options
 
@@ -26,7 +27,7 @@ def run(options):
   """Serves a run that is stopped by SIGTERM at once; gives what was told."""
   handlers = {number: signal.getsignal(number) for number in stopping.SIGNALS}
 
-  def serve() -> tuple[syncer_role.Result, list[str]]:
+  def serve() -> tuple[Result, list[str]]:
     setup = syncer_role.set_up_syncer(options)
     serve_once = setup.server.serve_once
     is_asked = []

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.integration.command_test import command
+from tests.integration.real_runs import command
 
 ROOT = pathlib.Path(__file__).parents[1]
 

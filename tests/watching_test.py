@@ -10,7 +10,7 @@ from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.effects import Broadcast, Finish
 from decoupled_diloco.run_folder import RunFolder
-from decoupled_diloco.syncer_role import Result
+from decoupled_diloco.run_result import Result
 
 OPTIONS = {
   'run_id': 'r',

@@ -13,7 +13,8 @@ import jax.core
 import jax.numpy as jnp
 from flax import linen, nnx
 
-Params = dict[str, Any]
+from decoupled_diloco.ops.array_types import Params
+
 Axes = tuple[Any, ...] | None
 
 
@@ -30,7 +31,7 @@ class Functional(NamedTuple):
 
   init: Callable[[jax.Array], Params]
   module: Callable[[Params, jax.Array, bool], Any]
-  logical_axes: Params
+  logical_axes: dict[str, Any]
 
 
 class LinenFunctional(NamedTuple):
@@ -44,7 +45,7 @@ class LinenFunctional(NamedTuple):
 
   init: Callable[[jax.Array], Params]
   call: Callable[[Params, Any, jax.Array], Any]
-  logical_axes: Params
+  logical_axes: dict[str, Any]
 
 
 def functional(build: Callable[[nnx.Rngs], Any]) -> Functional:
@@ -124,7 +125,7 @@ def linen_functional(
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example_batch
   )
 
-  def boxed(rng: jax.Array) -> Params:
+  def boxed(rng: jax.Array) -> dict[str, Any]:
     variables: dict[str, Any] = {}
 
     def apply(*args, **kwargs):
@@ -212,9 +213,9 @@ def _unboxed(tree: Any) -> Any:
   )
 
 
-def _nested(flat: dict[tuple, Any]) -> Params:
+def _nested(flat: dict[tuple, Any]) -> dict[str, Any]:
   """Nested dicts with string keys: list indices would not survive a disk."""
-  nested: Params = {}
+  nested: dict[str, Any] = {}
   for path, leaf in flat.items():
     node = nested
     for part in path[:-1]:

@@ -9,13 +9,17 @@ checked exactly, its integrity by the transport's checksum.
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from decoupled_diloco.ops.array_types import ShapeTree
 from decoupled_diloco.ops.codecs import Codec, Encoded, is_encoded
+
+# Any contiguous bytes. (What a transport takes it defines for itself: neither
+# knows the other.)
+Payload: TypeAlias = bytes | bytearray | memoryview
 
 _SCALE_DTYPE = np.dtype(jax.numpy.bfloat16)
 
@@ -71,9 +75,7 @@ def to_views(encoded: Any) -> list[memoryview]:
   return [_little_endian(np.asarray(array)) for array in arrays]
 
 
-def from_bytes(
-  codec: Codec, shapes: ShapeTree, data: bytes | bytearray | memoryview
-) -> Any:
+def from_bytes(codec: Codec, shapes: ShapeTree, data: Payload) -> Any:
   """Inverts `to_bytes`, without copying on little-endian hosts.
 
   Args:

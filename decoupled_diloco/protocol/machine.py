@@ -1,12 +1,16 @@
 """What a machine is, and how a tape is replayed through one."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from decoupled_diloco.protocol.effects import Effect
 from decoupled_diloco.protocol.events import Event
 
 State = TypeVar('State')
+
+# Is told every event of a machine with its effects, in order; what it returns
+# is ignored. So tapes are written.
+OnStep: TypeAlias = Callable[[Event, Sequence[Effect]], object]
 
 
 class Machine(NamedTuple, Generic[State]):

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 
 from decoupled_diloco.protocol.messages import Contribution
-from decoupled_diloco.runtime.local_model import Captured, LocalModel, Payload
-from decoupled_diloco.transport.base import LearnerLink
+from decoupled_diloco.runtime.local_model import Captured, LocalModel
+from decoupled_diloco.transport.base import LearnerLink, Payload
 
 # Hand-overs that wait to be fetched, each a fragment in the codec's size.
 _MAX_WAITING = 2

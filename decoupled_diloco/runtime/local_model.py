@@ -23,8 +23,7 @@ from decoupled_diloco.runtime.learner_programs import Held, LearnerPrograms
 from decoupled_diloco.training.inner import NEVER
 from decoupled_diloco.training.step import Metrics, TrainScan, TrainState
 from decoupled_diloco.training.wire_format import WireFormat
-
-Payload = bytes | bytearray | memoryview
+from decoupled_diloco.transport.base import Payload
 
 
 class Staging(enum.Enum):

@@ -9,8 +9,8 @@ from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.syncer_state import SyncerState
-from decoupled_diloco.training.global_model import GlobalModel, Merged, Payload
-from decoupled_diloco.transport.base import Parcel
+from decoupled_diloco.training.global_model import GlobalModel, Merged
+from decoupled_diloco.transport.base import Parcel, Payload
 
 KeepMerge: TypeAlias = Callable[[SyncerState, fx.Merge, Merged], None]
 

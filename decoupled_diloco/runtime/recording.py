@@ -2,13 +2,12 @@
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Self, TypeAlias
+from collections.abc import Sequence
+from typing import Self
 
 from decoupled_diloco.protocol.effects import Effect
 from decoupled_diloco.protocol.events import Event
-
-Record: TypeAlias = Callable[[Event, Sequence[Effect]], None]
+from decoupled_diloco.protocol.machine import OnStep
 
 # Events that wait to be written. Whoever has another one waits for room: a
 # decision that is not on the tape could not be replayed.
@@ -25,7 +24,7 @@ class Recording:
     queue_size: how many events may wait.
   """
 
-  def __init__(self, record: Record, queue_size: int = _QUEUE_SIZE):
+  def __init__(self, record: OnStep, queue_size: int = _QUEUE_SIZE):
     self._record = record
     self._queue: queue.Queue[tuple[Event, Sequence[Effect]] | None] = (
       queue.Queue(queue_size)

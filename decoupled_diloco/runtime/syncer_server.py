@@ -15,27 +15,22 @@ from typing import NamedTuple, TypeAlias
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
+from decoupled_diloco.protocol.machine import OnStep
 from decoupled_diloco.protocol.rounds import Stage
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions, SyncerState
 from decoupled_diloco.runtime.event_inbox import EventInbox
 from decoupled_diloco.runtime.merges import KeepMerge, Merges
-from decoupled_diloco.runtime.recording import Record, Recording
+from decoupled_diloco.runtime.recording import Recording
+from decoupled_diloco.runtime.routes import Routes
 from decoupled_diloco.runtime.value_sender import Encoded, ValueSender
-from decoupled_diloco.training.global_model import GlobalModel, Payload
-from decoupled_diloco.transport.base import Parcel, SyncerEndpoint
+from decoupled_diloco.training.global_model import GlobalModel
+from decoupled_diloco.transport.base import Parcel, Payload, SyncerEndpoint
 
 # Events that wait for the machine before transport threads have to.
 _INBOX_SIZE = 256
 # How long a request to stop may go unnoticed.
 _POLL_SECONDS = 0.25
-
-
-class _Route(NamedTuple):
-  """The connection on which an incarnation of a learner is reached."""
-
-  peer: int
-  incarnation: int
 
 
 class _Incoming(NamedTuple):
@@ -90,7 +85,7 @@ class SyncerServer:
     save: Callable[[], None] = lambda: None,
     saver: Executor | None = None,
     keep_merge: KeepMerge = lambda state, merge, merged: None,
-    record: Record = lambda event, effects: None,
+    record: OnStep = lambda event, effects: None,
     clock: Callable[[], float] = time.monotonic,
   ):
     self.save_error: Exception | None = None
@@ -108,8 +103,7 @@ class SyncerServer:
     self._values = ValueSender(
       self, model.value_payload, executor, self._on_result
     )
-    self._routes: dict[int, _Route] = {}
-    self._learners: dict[int, int] = {}  # By peer.
+    self._routes = Routes()
     self._wake_at: float | None = None
     self._failure: BaseException | None = None
     self._finish: fx.Finish | None = None
@@ -235,24 +229,21 @@ class SyncerServer:
   # The thread of the machine.
 
   def _lose(self, lost: _Lost) -> None:
-    learner = self._learners.pop(lost.peer, None)
-    route = self._routes.get(learner) if learner is not None else None
-    if learner is None or route is None or route.peer != lost.peer:
+    gone = self._routes.lose(lost.peer)
+    if gone is None:
       return  # It was replaced or disconnected before.
-    self._drop_route(learner)
-    self._step(
-      _Incoming(
-        ev.ConnectionLost(lost.now, learner, route.incarnation, lost.reason)
-      )
-    )
+    learner, incarnation = gone
+    self._values.forget(learner)
+    event = ev.ConnectionLost(lost.now, learner, incarnation, lost.reason)
+    self._step(_Incoming(event))
 
   def _step(self, incoming: _Incoming) -> None:
     event = incoming.event
     if isinstance(event, ev.MessageArrived) and not isinstance(
       event.message, msg.Hello
     ):
-      route = self._routes.get(getattr(event.message, 'learner', -1))
-      if route is None or route.peer != incoming.peer:
+      learner = getattr(event.message, 'learner', -1)
+      if not self._routes.is_of(learner, incoming.peer):
         return  # Nobody speaks for a learner but its own connection.
     try:
       self._state, effects = self._machine.step(self._state, event)
@@ -281,9 +272,9 @@ class SyncerServer:
       case fx.Send(learner=learner, message=message):
         self._send(learner, message, incoming.peer)
       case fx.Broadcast(message=message, knowing=knowing):
-        for learner, route in self._routes.items():
+        for learner, peer in self._routes.peers():
           if learner not in knowing:
-            self._endpoint.send(route.peer, message)
+            self._endpoint.send(peer, message)
       case fx.SendFragments(learner=learner, fragments=fragments):
         self._values.add(learner, fragments)
       case fx.Merge(fragment=fragment):
@@ -295,7 +286,8 @@ class SyncerServer:
       case fx.Disconnect(learner=learner, incarnation=incarnation):
         route = self._routes.get(learner)
         if route and route.incarnation == incarnation:
-          self._drop_route(learner)
+          self._routes.drop(learner)
+          self._values.forget(learner)
           if effect.is_final:
             self._endpoint.send(
               route.peer, msg.Rejection(learner, effect.reason)
@@ -320,15 +312,10 @@ class SyncerServer:
         return
       case msg.Welcome(incarnation=incarnation):
         self._values.welcome(learner)
-        self._routes[learner] = _Route(peer, incarnation)
-        self._learners[peer] = learner
+        self._routes.add(learner, peer, incarnation)
     route = self._routes.get(learner)
     if route is not None:
       self._endpoint.send(route.peer, message)
-
-  def _drop_route(self, learner: int) -> None:
-    del self._routes[learner]
-    self._values.forget(learner)
 
   def _submit(self, executor: Executor, work: Callable[[], ev.Event]) -> None:
     """Lets an executor do something; what it returns is an event."""

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol.learner_state import LearnerOptions
+from decoupled_diloco.protocol.machine import OnStep
 from decoupled_diloco.simulate import failures
 from decoupled_diloco.simulate.agenda import Agenda
 from decoupled_diloco.simulate.connection import Connection
 from decoupled_diloco.simulate.learner_shell import LearnerShell
 from decoupled_diloco.simulate.options import EngineOptions, SpeedOptions
-from decoupled_diloco.simulate.syncer_shell import Record, SyncerShell
+from decoupled_diloco.simulate.syncer_shell import SyncerShell
 from decoupled_diloco.simulate.work import Work
 
 
@@ -45,7 +46,7 @@ class Engine:
     options: EngineOptions,
     work: Work,
     *,
-    record: Record = _ignore,
+    record: OnStep = _ignore,
     record_learner: Callable[..., object] | None = None,
   ):
     self.engine_options = options

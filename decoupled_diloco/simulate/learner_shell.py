@@ -16,11 +16,12 @@ from decoupled_diloco.protocol.learner_state import (
   Phase,
   rejoin_step,
 )
+from decoupled_diloco.protocol.machine import OnStep
 from decoupled_diloco.simulate.agenda import Agenda
 from decoupled_diloco.simulate.connection import Connection
 from decoupled_diloco.simulate.figures import Figures
 from decoupled_diloco.simulate.sender import Sender
-from decoupled_diloco.simulate.syncer_shell import Record, SyncerShell
+from decoupled_diloco.simulate.syncer_shell import SyncerShell
 from decoupled_diloco.simulate.work import Work
 
 
@@ -55,7 +56,7 @@ class LearnerShell:
     connect: Callable[[], Connection | None],
     heartbeat_seconds: float,
     snapshot_every_scans: int,
-    record: Record,
+    record: OnStep,
   ):
     self.options = options
     self.scan_seconds = scan_seconds

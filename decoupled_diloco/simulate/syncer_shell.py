@@ -3,19 +3,19 @@
 It does what `runtime.syncer_server` does with sockets, threads and disks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
+from decoupled_diloco.protocol.machine import OnStep
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions, SyncerState
 from decoupled_diloco.simulate.agenda import Agenda
 from decoupled_diloco.simulate.connection import Connection
 from decoupled_diloco.simulate.work import Payload, Work
 
-Record: TypeAlias = Callable[[ev.Event, Sequence[fx.Effect]], object]
 # What a learner is told: of a connection, a message with the content of its
 # payload (None if there is none) that is intact or not.
 TellLearner: TypeAlias = Callable[[Connection, msg.Message, Any, bool], object]
@@ -43,7 +43,7 @@ class SyncerShell:
     merge_seconds: float,
     tell_learner: TellLearner,
     on_closed: Callable[[Connection, str], object],
-    record: Record,
+    record: OnStep,
   ):
     self._agenda = agenda
     self._work = work

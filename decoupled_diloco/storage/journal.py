@@ -3,12 +3,7 @@
 Records are numbered from 0 over the whole run and lie in segments, files that
 are named by their first record. A snapshot makes earlier records superfluous: a
 new segment is begun at it, and the older ones are removed when it is complete.
-
-  segment = MAGIC, first number, owner, checksum of these; then records
-  record  = MARK, length, number, checksum of number and payload, payload
-
-All numbers are little-endian. The owner is a number that belongs to one run, so
-that no other run's journal is taken for one's own. A segment gets its name only
+(What these look like, `journal_format` tells.) A segment gets its name only
 when its head is on disk, so all named segments have one.
 
 A record is on disk before the next one is begun. So a crash leaves at most one
@@ -17,22 +12,23 @@ opened. A damaged record with a whole one behind it has another cause; then
 nothing is cut, for what would be lost had been published.
 """
 
-import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import xxhash
-
 from decoupled_diloco.storage.disk import Disk
+from decoupled_diloco.storage.journal_format import (
+  HEAD_BYTES,
+  RECORD_HEAD_BYTES,
+  SegmentHead,
+  has_record_behind,
+  head_bytes,
+  read_head,
+  record_head,
+  whole_records,
+)
 
-_MAGIC = b'ddljrnl1'
-_HEAD = struct.Struct('<8sQQQ')  # Magic, first number, owner, checksum.
-_MARK = b'rec\xa9'
-_RECORD = struct.Struct('<4sIQQ')  # Mark, length, number, checksum.
-_SEARCHED_BYTES = 2**20  # At a time.
 _SUFFIX = '.journal'
 _UNFINISHED = '.unfinished'
-MAX_RECORD_BYTES = 2**32 - 1
 
 
 class JournalError(ValueError):
@@ -117,14 +113,8 @@ class Journal:
         until then nothing more is taken.
     """
     file = self._writable()
-    length = sum(memoryview(part).nbytes for part in parts)
-    if length > MAX_RECORD_BYTES:
-      raise ValueError(
-        f'a record of {length} bytes is longer than the largest possible of '
-        f'{MAX_RECORD_BYTES}; use more fragments.'
-      )
     number = self.next_number
-    head = _RECORD.pack(_MARK, length, number, _checksum(number, *parts))
+    head = record_head(number, *parts)
     self._is_broken = True  # Until it is known to be whole.
     end = self._end
     try:
@@ -155,7 +145,7 @@ class Journal:
     unfinished = path + _UNFINISHED
     file = self._disk.create(unfinished)
     try:
-      head = _head(self.next_number, self._owner)
+      head = head_bytes(SegmentHead(self.next_number, self._owner))
       self._disk.write(file, 0, head)
       self._disk.sync(file)
       self._disk.rename(unfinished, path)
@@ -228,7 +218,7 @@ class Journal:
       file = self._disk.open(segment.path)
       try:
         number = segment.first
-        for payload in _whole_records(self._disk, file, number):
+        for payload in whole_records(self._disk, file, number):
           if number >= end:
             break
           if number >= first:
@@ -258,35 +248,35 @@ class Journal:
     """The number of a segment's first record."""
     file = self._disk.open(path)
     try:
-      head = self._disk.read(file, 0, _HEAD.size)
+      data = self._disk.read(file, 0, HEAD_BYTES)
     finally:
       self._disk.close(file)
-    if len(head) < _HEAD.size:
+    if len(data) < HEAD_BYTES:
       raise JournalError(f'{path} has no head; {_RESTORE}')
-    magic, first, owner, _ = _HEAD.unpack(head)
-    if magic != _MAGIC or head != _head(first, owner):
+    head = read_head(data)
+    if head is None:
       raise JournalError(f'the head of {path} is damaged; {_RESTORE}')
-    if owner != self._owner:
+    if head.owner != self._owner:
       raise JournalError(
         f'{path} belongs to another run; give each run a folder of its own.'
       )
-    if path != self._path(first):
+    if path != self._path(head.first):
       raise JournalError(
-        f'{path} begins with record {first} and was renamed; name it '
-        f'{self._path(first)}.'
+        f'{path} begins with record {head.first} and was renamed; name it '
+        f'{self._path(head.first)}.'
       )
-    return first
+    return head.first
 
   def _open_last(self) -> None:
     segment = self._segments[-1]
     file = self._disk.open(segment.path)
-    end, number = _HEAD.size, segment.first
-    for payload in _whole_records(self._disk, file, number):
-      end += _RECORD.size + len(payload)
+    end, number = HEAD_BYTES, segment.first
+    for payload in whole_records(self._disk, file, number):
+      end += RECORD_HEAD_BYTES + len(payload)
       number += 1
     excess = self._disk.size(file) - end
     if excess:
-      if _has_record_behind(self._disk, file, end):
+      if has_record_behind(self._disk, file, end):
         self._disk.close(file)
         raise _damaged(segment.path, number)
       self._disk.truncate(file, end)
@@ -308,57 +298,3 @@ def _damaged(path: str, number: int) -> JournalError:
     f'record {number} in {path} is damaged, and it is not the last one, so '
     f'that no crash explains it; {_RESTORE}'
   )
-
-
-def _head(first: int, owner: int) -> bytes:
-  without = _HEAD.pack(_MAGIC, first, owner, 0)[:-8]
-  return without + struct.pack('<Q', xxhash.xxh3_64_intdigest(without))
-
-
-def _checksum(number: int, *parts: bytes | memoryview) -> int:
-  # With the number, so that a record at a wrong place is found out.
-  digest = xxhash.xxh3_64(seed=number)
-  for part in parts:
-    digest.update(part)
-  return digest.intdigest()
-
-
-def _whole_records(disk: Disk, file: int, number: int) -> Iterator[bytes]:
-  """Yields the payloads of a segment until one is not whole."""
-  offset, size = _HEAD.size, disk.size(file)
-  while payload := _record_at(disk, file, offset, size, number):
-    yield payload[_RECORD.size :]
-    offset += len(payload)
-    number += 1
-
-
-def _record_at(
-  disk: Disk, file: int, offset: int, size: int, number: int | None
-) -> bytes:
-  """A whole record of this or any number, with its head; empty if none."""
-  head = disk.read(file, offset, _RECORD.size)
-  if len(head) < _RECORD.size:
-    return b''
-  mark, length, found, checksum = _RECORD.unpack(head)
-  if mark != _MARK or number not in (None, found):
-    return b''
-  if length > size - offset - _RECORD.size:
-    return b''  # Before anything is read: it may be any number.
-  payload = disk.read(file, offset + _RECORD.size, length)
-  if len(payload) < length or _checksum(found, payload) != checksum:
-    return b''
-  return head + payload
-
-
-def _has_record_behind(disk: Disk, file: int, offset: int) -> bool:
-  """Whether anything behind a damaged record is a whole one."""
-  size = disk.size(file)
-  offset += 1
-  while chunk := disk.read(file, offset, _SEARCHED_BYTES + len(_MARK) - 1):
-    at = chunk.find(_MARK)
-    while at >= 0:
-      if _record_at(disk, file, offset + at, size, None):
-        return True
-      at = chunk.find(_MARK, at + 1)
-    offset += _SEARCHED_BYTES
-  return False

@@ -16,10 +16,9 @@ from decoupled_diloco.ops import payloads
 from decoupled_diloco.ops.array_types import Params, PieceValues
 from decoupled_diloco.ops.codecs import codec
 from decoupled_diloco.ops.fragments import FragmentPlan
+from decoupled_diloco.ops.payloads import Payload
 from decoupled_diloco.training.merge_programs import MergePrograms
 from decoupled_diloco.training.wire_format import WireFormat, wire_shapes
-
-Payload = bytes | bytearray | memoryview
 
 
 class Merged(NamedTuple):

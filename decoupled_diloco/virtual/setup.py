@@ -10,6 +10,7 @@ import jax
 import optax
 
 from decoupled_diloco.ops.adopt import AdoptOptions
+from decoupled_diloco.ops.array_types import Params
 from decoupled_diloco.ops.fragments import FragmentPlan
 from decoupled_diloco.protocol.learner_state import LeadOptions
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
@@ -19,7 +20,7 @@ from decoupled_diloco.simulate.options import (
   LinkOptions,
   SpeedOptions,
 )
-from decoupled_diloco.tasks import Batch, Params, Task
+from decoupled_diloco.tasks import Batch, Task
 from decoupled_diloco.training.evaluation import held_out_loss
 from decoupled_diloco.training.inner import LearningRate
 from decoupled_diloco.training.outer_options import OuterOptions

@@ -1,48 +1,24 @@
 """An experiment with real processes, through the command that people use."""
 
 import json
-import os
-import pathlib
 import signal
 import subprocess
-import sys
-import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.integration.real_runs import (
+  command,
+  finish,
+  processes_of,
+  rounds_merged,
+  wait_for,
+)
+
 SMALL = '--config=tests/chaos/small_chaos.py'
-DEADLINE_SECONDS = 200.0
 
 
 def chaos(*arguments: str) -> subprocess.Popen:
-  return subprocess.Popen(
-    [sys.executable, '-m', 'decoupled_diloco.chaos', *arguments],
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-
-
-def finish(process: subprocess.Popen) -> tuple[str, str]:
-  try:
-    return process.communicate(timeout=DEADLINE_SECONDS)
-  finally:
-    process.kill()
-
-
-def living(workdir: pathlib.Path) -> list[int]:
-  """Processes whose command line names this folder."""
-  found = []
-  for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
-    try:
-      line = path.read_bytes()
-    except OSError:
-      continue
-    if str(workdir).encode() in line and int(path.parent.name) != os.getpid():
-      found.append(int(path.parent.name))
-  return found
+  return command(*arguments, module='chaos')
 
 
 @pytest.mark.slow
@@ -68,7 +44,7 @@ def test_every_kind_of_fault_is_survived(tmp_path):
   assert 0 < result['goodput'] < result['available'] + 0.1 < 1.1
   assert result['detect_seconds'] < result['rejoin_seconds']
   assert '| goodput |' in (tmp_path / 'report.md').read_text()
-  assert not living(tmp_path)
+  assert not processes_of(tmp_path)
 
   # What is finished is not run again.
   output, errors = finish(process := chaos(*arguments))
@@ -81,16 +57,11 @@ def test_every_kind_of_fault_is_survived(tmp_path):
 def test_a_signal_ends_an_experiment(tmp_path):
   workdir = tmp_path / 'chaos'
   process = chaos(SMALL, f'--config.workdir={workdir}')
-  deadline = time.monotonic() + DEADLINE_SECONDS
-  tape = workdir / 'decoupled' / 'events.jsonl'
-  while not (tape.exists() and '"MergeDone"' in tape.read_text()):
-    assert process.poll() is None, process.communicate()
-    assert time.monotonic() < deadline
-    time.sleep(0.1)
+  wait_for(lambda: rounds_merged(workdir / 'decoupled') > 0, process)
   process.send_signal(signal.SIGINT)
   finish(process)
   assert process.returncode == 128 + signal.SIGINT
-  assert not living(workdir)
+  assert not processes_of(workdir)
   assert not (workdir / 'decoupled.json').exists()
 
 

@@ -1,16 +1,13 @@
 """What a user can get wrong on the command line: a sentence and a code."""
 
-import os
-import pathlib
 import re
 import socket
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.integration.real_runs import command
+
 QUICKSTART = '--config=configs/quickstart.py'
 
 
@@ -159,20 +156,6 @@ MISTAKES = (
     ('README.md, line 1', 'mend it'),
   ),
 )
-
-
-def command(*arguments: str, **settings) -> subprocess.Popen:
-  """Starts `python -m decoupled_diloco.train`, as a user would."""
-  environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
-  return subprocess.Popen(
-    [sys.executable, '-m', 'decoupled_diloco.train', *arguments],
-    cwd=ROOT,
-    env=environment,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    **settings,
-  )
 
 
 @pytest.mark.timeout(120)

@@ -24,10 +24,8 @@ from decoupled_diloco.protocol.machine import replay
 from decoupled_diloco.protocol.membership import MembershipOptions
 from decoupled_diloco.protocol.syncer import syncer_machine
 from decoupled_diloco.protocol.syncer_state import SyncerOptions
-from decoupled_diloco.runtime.learner_loop import (
-  LearnerLoop,
-  SyncerUnreachableError,
-)
+from decoupled_diloco.runtime.learner_loop import LearnerLoop
+from decoupled_diloco.runtime.learner_receiver import SyncerUnreachableError
 from decoupled_diloco.runtime.local_model import LocalModel
 from decoupled_diloco.runtime.syncer_server import SyncerServer
 from decoupled_diloco.runtime.throttle import ThrottleOptions

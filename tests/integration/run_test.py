@@ -1,12 +1,8 @@
 """Whole runs of real processes, through the command that people use."""
 
 import json
-import os
-import pathlib
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,45 +11,15 @@ from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.replaying import replay_tape
-from tests.integration.command_test import command
-from tests.protocol.accounts import Accounts
-
-DEADLINE_SECONDS = 150.0
-SMALL = '--config=tests/integration/small_config.py'
-
-
-def assert_no_token_is_merged_twice(steps) -> None:
-  accounts = Accounts()
-  accounts.tape = [(event, tuple(effects)) for event, effects in steps]
-  accounts.assert_no_token_is_merged_twice()
-
-
-def _live_children(workdir: pathlib.Path) -> list[int]:
-  """Processes of this run: those whose command line names its folder."""
-  found = []
-  for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
-    try:
-      line = path.read_bytes()
-    except OSError:
-      continue
-    if str(workdir).encode() in line and int(path.parent.name) != os.getpid():
-      found.append(int(path.parent.name))
-  return found
-
-
-def _wait_for(condition, process: subprocess.Popen) -> None:
-  deadline = time.monotonic() + DEADLINE_SECONDS
-  while not condition():
-    assert process.poll() is None, process.communicate()
-    assert time.monotonic() < deadline
-    time.sleep(0.1)
-
-
-def _rounds_merged(workdir: pathlib.Path) -> int:
-  try:
-    return (workdir / 'events.jsonl').read_text().count('"MergeDone"')
-  except FileNotFoundError:
-    return 0
+from tests.integration.real_runs import (
+  DEADLINE_SECONDS,
+  SMALL,
+  assert_sound,
+  command,
+  processes_of,
+  rounds_merged,
+  wait_for,
+)
 
 
 @pytest.mark.slow
@@ -69,7 +35,7 @@ def test_a_run_survives_a_kill(tmp_path):
   output, errors = process.communicate(timeout=DEADLINE_SECONDS)
   assert process.returncode == 0, errors
   assert 'killing learner 1' in errors
-  assert not _live_children(workdir)
+  assert not processes_of(workdir)
 
   summary = json.loads((workdir / 'summary.json').read_text())
   facts = summary['facts']
@@ -86,8 +52,7 @@ def test_a_run_survives_a_kill(tmp_path):
   # The learner that came back read on where it had left, and the learning rate
   # went on from the run's step.
   whole = read_tape(workdir / 'events.jsonl')
-  assert replay_tape(whole) == len(whole.steps)
-  assert_no_token_is_merged_twice(whole.steps)
+  assert_sound(whole)
   steps = whole.steps
   welcomes = [
     effect.message
@@ -125,7 +90,7 @@ def test_a_signal_ends_a_run_in_order(tmp_path, number):
     '--config.budget.rounds=100000',
   )
   try:
-    _wait_for(lambda: _rounds_merged(workdir) > 20, process)
+    wait_for(lambda: rounds_merged(workdir) > 20, process)
     process.send_signal(number)
     output, errors = process.communicate(timeout=30.0)
   finally:
@@ -134,7 +99,7 @@ def test_a_signal_ends_a_run_in_order(tmp_path, number):
   assert 'Traceback' not in errors
   assert 'stopped by' in output
   assert (workdir / 'checkpoint').exists()
-  assert not _live_children(workdir)
+  assert not processes_of(workdir)
 
 
 @pytest.mark.timeout(120)
@@ -143,7 +108,7 @@ def test_a_signal_while_the_syncer_imports(tmp_path, number):
   workdir = tmp_path / 'run'
   process = command(SMALL, f'--config.workdir={workdir}')
   try:
-    _wait_for((workdir / 'logs' / 'syncer.log').exists, process)
+    wait_for((workdir / 'logs' / 'syncer.log').exists, process)
     process.send_signal(number)
     output, errors = process.communicate(timeout=30.0)
   finally:
@@ -152,7 +117,7 @@ def test_a_signal_while_the_syncer_imports(tmp_path, number):
   says = f'error: stopped by {number.name} before the run began.'
   assert errors.splitlines()[-1] == says
   assert 'Traceback' not in errors and output == ''
-  assert not _live_children(workdir)
+  assert not processes_of(workdir)
   # The folder is fit for another attempt.
   assert not (workdir / 'claimed').exists()
   assert not (workdir / 'events.jsonl').exists()
@@ -182,7 +147,7 @@ def test_a_signal_ends_what_is_being_measured(tmp_path):
   assert 'Traceback' not in errors
   assert 'complete (60 rounds)' in output and 'held-out loss' in output
   assert (workdir / 'checkpoint').exists()
-  assert not _live_children(workdir)
+  assert not processes_of(workdir)
 
 
 @pytest.mark.slow
@@ -196,7 +161,7 @@ def test_a_checkpoint_that_cannot_be_saved(tmp_path):
     '--config.inner.warmup_steps=10',
   )
   try:
-    _wait_for((workdir / 'events.jsonl').exists, process)
+    wait_for((workdir / 'events.jsonl').exists, process)
     # Where nobody expects a file.
     (workdir / 'checkpoint').write_text('in the way')
     output, errors = process.communicate(timeout=DEADLINE_SECONDS)
@@ -208,7 +173,7 @@ def test_a_checkpoint_that_cannot_be_saved(tmp_path):
   last = errors.splitlines()[-1]
   assert last.startswith(f'error: {workdir / "checkpoint"} is there already')
   assert json.loads((workdir / 'result.json').read_text())['checkpoint'] == ''
-  assert not _live_children(workdir)
+  assert not processes_of(workdir)
 
 
 @pytest.mark.slow
@@ -221,7 +186,7 @@ def test_a_learner_with_another_model_is_turned_away(tmp_path):
     '--config.role=syncer',
   )
   try:
-    _wait_for(lambda: (workdir / 'address').exists(), syncer)
+    wait_for(lambda: (workdir / 'address').exists(), syncer)
     learner = command(
       SMALL,
       f'--config.workdir={workdir}',
@@ -237,4 +202,4 @@ def test_a_learner_with_another_model_is_turned_away(tmp_path):
   finally:
     syncer.send_signal(signal.SIGTERM)
     syncer.communicate(timeout=60.0)
-  assert sys.platform != 'linux' or not _live_children(workdir)
+  assert sys.platform != 'linux' or not processes_of(workdir)

@@ -3,15 +3,17 @@
 import pathlib
 import signal
 import socket
-import subprocess
-import time
 
 import pytest
 
-from tests.integration.command_test import command
+from tests.integration.real_runs import (
+  SMALL,
+  command,
+  processes_of,
+  rounds_merged,
+  wait_for,
+)
 
-SMALL = '--config=tests/integration/small_config.py'
-DEADLINE_SECONDS = 120.0
 # What a role may take, and what a loaded machine may add.
 END_SECONDS = 30.0
 
@@ -34,20 +36,6 @@ def role(name: str, workdir: pathlib.Path, port: int, *more: str):
   )
 
 
-def wait_for(condition, *processes: subprocess.Popen) -> None:
-  deadline = time.monotonic() + DEADLINE_SECONDS
-  while not condition():
-    for process in processes:
-      assert process.poll() is None, process.communicate()
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
-
-
-def has_merged(workdir: pathlib.Path) -> bool:
-  tape = workdir / 'events.jsonl'
-  return tape.exists() and tape.read_text().count('"MergeDone"') > 20
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_roles_that_are_asked_to_end(tmp_path):
@@ -58,7 +46,7 @@ def test_roles_that_are_asked_to_end(tmp_path):
     wait_for((workdir / 'address').exists, syncer)
     learner = role('learner', workdir, port)
     processes.append(learner)
-    wait_for(lambda: has_merged(workdir), *processes)
+    wait_for(lambda: rounds_merged(workdir) > 20, *processes)
     learner.send_signal(signal.SIGTERM)
     _, errors = learner.communicate(timeout=END_SECONDS)
     assert learner.returncode in (0, 128 + signal.SIGTERM), errors
@@ -95,8 +83,8 @@ def test_a_second_signal_ends_everything_at_once(tmp_path):
     '--config.budget.rounds=100000',
   )
   try:
-    wait_for(lambda: has_merged(workdir), process)
-    pids = children(workdir)
+    wait_for(lambda: rounds_merged(workdir) > 20, process)
+    pids = processes_of(workdir, '--launched')
     assert len(pids) == 3
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
@@ -105,17 +93,4 @@ def test_a_second_signal_ends_everything_at_once(tmp_path):
     process.kill()
   assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
   assert 'Traceback' not in errors
-  wait_for(lambda: not children(workdir))
-
-
-def children(workdir: pathlib.Path) -> list[int]:
-  """The processes that the run has started: they are told its folder."""
-  found = []
-  for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
-    try:
-      line = path.read_bytes()
-    except OSError:
-      continue
-    if f'workdir={workdir}\0'.encode() in line and b'--launched' in line:
-      found.append(int(path.parent.name))
-  return found
+  wait_for(lambda: not processes_of(workdir, '--launched'))

@@ -7,7 +7,7 @@ from decoupled_diloco.protocol import events as ev
 from decoupled_diloco.protocol import messages as msg
 from decoupled_diloco.protocol.hand_over import MAX_RESENDS
 from decoupled_diloco.protocol.messages import Reason
-from tests.protocol.scripts import LearnerScript, handed_over, messages
+from tests.protocol.scripts import LearnerScript, handed_over
 
 
 def _flight(learner, fragment):
@@ -148,87 +148,3 @@ def test_a_learner_waits_for_a_round_that_went_on_without_it():
   effects = learner.refuse(0, Reason.LATE)
   assert not [e for e in effects if isinstance(e, fx.StartScan)]
   assert isinstance(learner.publish(0, 1, (1,))[-1], fx.StartScan)
-
-
-# Reconnections, with the flights in every state. The learner has handed over
-# rounds 0 and 1 (fragments 0 and 1, after one and two steps) and taken a third.
-
-
-def _cut_off(keeps_progress):
-  learner = LearnerScript(P=4, limit=8, keeps_progress=keeps_progress)
-  learner.scan()
-  learner.scan()
-  learner.lose()
-  learner.scan()
-  return learner
-
-
-@pytest.mark.parametrize('keeps_progress', [False, True])
-def test_never_received(keeps_progress):
-  learner = _cut_off(keeps_progress)
-  effects = learner.welcome(round=0, last_round=-1)
-  assert effects == (
-    fx.Forget(0, 0),
-    fx.Forget(1, 1),
-    fx.Send(0, msg.Ready(0, 2)),
-  )
-  (again,) = handed_over(learner.scan())
-  assert (again.round, again.incarnation, again.steps) == (0, 2, 4)
-
-
-@pytest.mark.parametrize('keeps_progress', [False, True])
-def test_received_and_open(keeps_progress):
-  learner = _cut_off(keeps_progress)
-  effects = learner.welcome(round=0, last_round=0)
-  assert fx.Forget(0, 0) not in effects
-  assert fx.Forget(1, 1) in effects
-  assert handed_over(learner.scan())[0].round == 1
-  # Now round 0 is merged, and it knows which part of its four steps that was.
-  learner.publish(0, 1)
-  effects = learner.scan()
-  assert fx.Adopt(0, 0, 1, 0) in effects
-  assert learner.state.ledgers[0].steps == (4 if keeps_progress else 0)
-
-
-@pytest.mark.parametrize('keeps_progress', [False, True])
-def test_merged_while_away(keeps_progress):
-  learner = _cut_off(keeps_progress)
-  learner.welcome(round=2, last_round=1, versions=(1, 0, 0, 0))
-  # What it lacks is sent as a value, with the round that it was merged in.
-  learner.hear(msg.Publication(0, 0, 1, (), 'value', merged_round=0))
-  effects = learner.scan()
-  assert fx.Adopt(0, 0, 1, 0) in effects
-  assert fx.Forget(0, 0) not in effects
-  assert learner.state.ledgers[0].steps == (3 if keeps_progress else 0)
-  assert _flight(learner, 1) is not None
-
-
-@pytest.mark.parametrize('keeps_progress', [False, True])
-def test_closed_without_it_while_away(keeps_progress):
-  learner = _cut_off(keeps_progress)
-  learner.welcome(round=5, last_round=-1, versions=(2, 1, 0, 0))
-  learner.hear(msg.Publication(4, 0, 2, (), 'value'))
-  learner.hear(msg.Publication(1, 1, 1, (), 'value'))
-  effects = learner.scan()
-  assert fx.Adopt(4, 0, 2, -1) in effects
-  # The work is still there, or overwritten, but never counted as merged.
-  assert learner.state.ledgers[0].steps == (4 if keeps_progress else 0)
-
-
-def test_merged_and_staged_before_the_link_broke():
-  learner = LearnerScript(P=4, limit=8, keeps_progress=True)
-  learner.scan()
-  learner.publish(0, 1)
-  learner.lose()
-  learner.welcome(round=1, last_round=0, versions=(1, 0, 0, 0))
-  effects = learner.scan()
-  assert fx.Adopt(0, 0, 1, 0) in effects
-  assert learner.state.ledgers[0].steps == 1
-
-
-def test_a_reconnected_learner_announces_itself_again():
-  learner = LearnerScript()
-  learner.lose()
-  assert not messages(learner.scan())
-  effects = learner.welcome(round=0, last_round=-1)
-  assert messages(effects) == [msg.Ready(0, 2)]

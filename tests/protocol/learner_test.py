@@ -17,21 +17,6 @@ def _starts(effects):
   return [e.global_step for e in effects if isinstance(e, fx.StartScan)]
 
 
-def test_a_learner_is_ready_once_it_has_compiled_and_holds_everything():
-  learner = LearnerScript(P=2, has_begun=False)
-  assert learner.welcome(round=-1) == ()
-  assert learner.hear(msg.Publication(-1, 0, 0, (), 'value')) == ()
-  effects = learner.tell(ev.Compiled(1.0))
-  assert effects == (fx.Adopt(-1, 0, 0, -1),)
-  effects = learner.hear(msg.Publication(-1, 1, 0, (), 'value'))
-  assert effects == (
-    fx.Adopt(-1, 1, 0, -1),
-    fx.Send(0, msg.Ready(0, 1)),
-    fx.Wait('for the run to start'),
-  )
-  assert learner.open(0) == (fx.StartScan(0),)
-
-
 def test_what_comes_while_it_compiles_is_adopted_once():
   # Otherwise every version that is published meanwhile would be kept.
   learner = LearnerScript(P=1, has_begun=False)
@@ -152,31 +137,6 @@ def test_training_goes_by_the_steps_of_the_run():
   assert _starts(learner.scan()) == [12]
   learner.open(9)  # Others were faster.
   assert _starts(learner.scan()) == [60]  # It is in round 9, works for 10.
-
-
-def test_a_learner_that_comes_new_continues_where_the_run_is():
-  # The schedule of the learning rate neither starts again nor runs ahead.
-  learner = LearnerScript(P=2, K=6, has_begun=False)
-  learner.tell(ev.Compiled(0.0))
-  learner.welcome(
-    round=7, last_round=5, versions=(3, 3), total_steps=30, total_tokens=3000
-  )
-  learner.hear(msg.Publication(6, 0, 3, (), 'value'))
-  effects = learner.hear(msg.Publication(5, 1, 3, (), 'value'))
-  assert _starts(effects) == [42]
-  (first,) = handed_over(learner.scan())
-  assert (first.round, first.base_version, first.steps) == (7, 3, 6)
-  # Its totals go on from those of its former lives.
-  assert (first.total_steps, first.total_tokens) == (36, 3600)
-
-
-def test_a_round_of_a_former_life_is_not_entered_again():
-  learner = LearnerScript(P=4, limit=8, has_begun=False)
-  learner.tell(ev.Compiled(0.0))
-  learner.welcome(round=7, last_round=8)
-  for p in range(4):
-    learner.hear(msg.Publication(6, p, 1, (), 'value'))
-  assert handed_over(learner.scan())[0].round == 9
 
 
 def test_at_the_lead_limit_it_trains_on():

@@ -7,17 +7,13 @@ import pytest
 
 from decoupled_diloco.protocol import effects as fx
 from decoupled_diloco.protocol import messages as msg
-from decoupled_diloco.protocol.learner_state import LearnerOptions
-from decoupled_diloco.protocol.schedule import ScheduleOptions
-from decoupled_diloco.runtime.learner_loop import (
-  LearnerLoop,
-  SyncerUnreachableError,
-)
+from decoupled_diloco.runtime.learner_loop import LearnerLoop
+from decoupled_diloco.runtime.learner_receiver import SyncerUnreachableError
 from decoupled_diloco.runtime.local_model import Staging
 from decoupled_diloco.transport.memory import MemoryNetwork
 from decoupled_diloco.transport.options import TransportOptions
+from tests.runtime.learner_stand_ins import OPTIONS, VALUE, WELCOME
 
-SCHEDULE = ScheduleOptions(sync_every=2, num_fragments=1)
 DEADLINE_SECONDS = 30
 
 
@@ -75,7 +71,7 @@ def network():
 
 def make_loop(network, model, *, link=None, told=None, connect_seconds=30.0):
   return LearnerLoop(
-    LearnerOptions(0, SCHEDULE, 4, 'train', False),
+    OPTIONS,
     layout='layout',
     model=model,
     link=network.link() if link is None else link,
@@ -124,26 +120,9 @@ def test_nobody_there(network):
   assert model.calls == []
 
 
-WELCOME = (
-  msg.Welcome(
-    learner=0,
-    incarnation=1,
-    run_id='run',
-    round=0,
-    last_round=-1,
-    versions=(0,),
-    merged_rounds=(-1,),
-    total_steps=0,
-    total_tokens=0,
-  ),
-  b'',
-)
-VALUE = (msg.Publication(-1, 0, 0, (), 'value'), b'x')
-
-
 @pytest.mark.parametrize('loss', [float('nan'), float('inf')])
 def test_a_loss_that_is_not_finite_ends_the_learner(network, loss):
-  Syncer(network, WELCOME, VALUE)
+  Syncer(network, (WELCOME, b''), (VALUE, b'x'))
   model = Model(loss=loss)
   with pytest.raises(FloatingPointError, match=r'inner\.learning_rate'):
     make_loop(network, model).run(None)
@@ -155,7 +134,7 @@ def test_an_error_on_any_thread_ends_the_learner(network):
     def stage(self, fragment, version, form, payload):
       raise ValueError('a payload of another length')
 
-  Syncer(network, WELCOME, VALUE)
+  Syncer(network, (WELCOME, b''), (VALUE, b'x'))
   with pytest.raises(ValueError, match='another length'):
     make_loop(network, Broken()).run(None)
 
