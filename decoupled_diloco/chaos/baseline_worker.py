@@ -2,18 +2,25 @@
 
   python -m decoupled_diloco.chaos.baseline_worker FACTS
 
-FACTS is a JSON object, the fields of `WorkerFacts`. The process reports what it
-does as lines of JSON: {"step": n} after each step, {"checkpoint": n,
-"seconds": s} for each checkpoint, {"loss": x} for a held-out loss.
+FACTS is a JSON object, the fields of `WorkerFacts`. When it has loaded its code
+the process waits for a line on its standard input, the fields of `Go`; where
+that ends without a line, so does the process.
+
+It reports as lines of JSON: {"start": {phase: seconds}} and then {"step": n,
+"step_seconds": s} after each step, {"checkpoint": n, "seconds": s, "interval":
+i} for each checkpoint, {"loss": x} for a held-out loss. At SIGTERM the first
+process takes a last checkpoint.
 """
 
 import dataclasses
 import json
 import os
 import pathlib
+import signal
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 from decoupled_diloco.runtime.processes import REPORT_FD
@@ -27,7 +34,6 @@ class WorkerFacts:
     config: the run's config, as a file that `given` has written.
     folder: of the checkpoints.
     process: which one it is; -1: it only measures the newest checkpoint.
-    coordinator: where process 0 listens.
     checkpoint_seconds: between two checkpoints; 0: by Young's rule.
     failure_seconds: mean time between failures that end the job.
     stall_seconds: see `BaselineOptions`.
@@ -37,80 +43,83 @@ class WorkerFacts:
   config: str
   folder: str
   process: int
-  coordinator: str = ''
   checkpoint_seconds: float = 0.0
   failure_seconds: float = 0.0
   stall_seconds: float = 10.0
   num_steps: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Go:
+  """What a process learns when it is to begin.
+
+  Attributes:
+    coordinator: where process 0 listens.
+    began_at: when this start began, in seconds of the monotonic clock, which
+      is that of all processes of a machine.
+  """
+
+  coordinator: str
+  began_at: float
+
+
 def main(argv: list[str]) -> int:
   """Works until it is killed, or until all steps are done."""
   facts = WorkerFacts(**json.loads(argv[1]))
-  if facts.process < 0:
-    _measure(facts)
-  else:
-    _train(facts)
-  # Taking jax apart would take a second, and nothing is left to close.
-  os._exit(0)
+  code = 0
+  try:
+    if facts.process < 0:
+      _measure(facts)
+    else:
+      _train(facts)
+  except Exception:
+    traceback.print_exc()
+    code = 1
+  sys.stderr.flush()
+  # At an ordinary exit jax would wait for the others, who may be dead.
+  os._exit(code)
 
 
-class _Checkpoints:
-  """Takes checkpoints while training goes on."""
+class _Phases:
+  """How long each phase of a start takes, in seconds."""
 
-  def __init__(self, facts: WorkerFacts):
-    self._facts = facts
-    self._folder = pathlib.Path(facts.folder)
-    self._writer: threading.Thread | None = None
-    self._seconds = 0.0  # What the last one has taken.
-    self._last_at = time.monotonic()
+  def __init__(self, began_at: float):
+    self.seconds: dict[str, float] = {}
+    self._last_at = began_at
 
-  def after(self, step: int, state: Any) -> None:
-    """Takes one if it is time; or if it is the last step, and waits for it."""
-    is_last = step >= self._facts.num_steps
-    interval = self._facts.checkpoint_seconds or young_interval(
-      self._seconds, self._facts.failure_seconds
-    )
-    is_writing = self._writer is not None and self._writer.is_alive()
-    is_due = time.monotonic() >= self._last_at + interval and not is_writing
-    if not (is_due or is_last):
-      return
-    if self._writer is not None:
-      self._writer.join()
-    import jax
-    import numpy as np
-
-    began = self._last_at = time.monotonic()
-    # The next step donates the arrays.
-    copy = jax.tree.map(lambda leaf: np.array(leaf), state)
-    self._writer = threading.Thread(
-      target=self._write, args=(step, copy, began)
-    )
-    self._writer.start()
-    if is_last:
-      self._writer.join()
-
-  def _write(self, step: int, state: Any, began: float) -> None:
-    from decoupled_diloco.chaos import checkpoint_file
-
-    checkpoint_file.save(self._folder, step, state)
-    self._seconds = time.monotonic() - began
-    _report({'checkpoint': step, 'seconds': self._seconds})
+  def done(self, name: str) -> None:
+    now = time.monotonic()
+    self.seconds[name] = now - self._last_at
+    self._last_at = now
 
 
-def young_interval(cost_seconds: float, failure_seconds: float) -> float:
-  """The best time between checkpoints, to first order; 0 while none was taken.
+def _stop_event(patience_seconds: float) -> threading.Event:
+  """An event that SIGTERM sets.
 
-  `sqrt(2 * cost * mean time between failures)` (Young, A first order
-  approximation to the optimum checkpoint interval, CACM 17(9), 1974; refined
-  by Daly, FGCS 22(3), 2006).
+  The process then has so long to end by itself: it may be waiting for others,
+  where no handler in Python would be called.
   """
-  return (2.0 * cost_seconds * failure_seconds) ** 0.5
+  stop = threading.Event()
+
+  def wait() -> None:
+    signal.sigwait([signal.SIGTERM])
+    stop.set()
+    time.sleep(patience_seconds)
+    os._exit(1)
+
+  # Every thread that is started from now on leaves the signal to this one.
+  signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+  threading.Thread(target=wait, daemon=True).start()
+  return stop
 
 
 def _train(facts: WorkerFacts) -> None:
+  # The others hold nothing that is worth saving.
+  is_first = facts.process == 0
+  stop = _stop_event(facts.stall_seconds) if is_first else threading.Event()
   from decoupled_diloco import building, configuring, data, entry
   from decoupled_diloco.chaos import checkpoint_file, given
+  from decoupled_diloco.chaos.checkpoint_pace import BackgroundCheckpoints
   from decoupled_diloco.training import baselines
 
   config = given.get_config(facts.config)
@@ -118,20 +127,31 @@ def _train(facts: WorkerFacts) -> None:
   options = configuring.options_of(config)
   entry.prepare_jax('learner')
   import jax
+  import numpy as np
 
-  num_processes = options.membership.num_learners
+  options = building.fitted_to_data(options)
+  pipeline = building.open_pipeline(options)
+  line = sys.stdin.readline()
+  if not line:
+    return  # Whoever could need it has ended.
+  go = Go(**json.loads(line))
+  phases = _Phases(go.began_at)
+  phases.done('load code and data')
   baselines.connect(
-    facts.coordinator,
-    num_processes,
+    go.coordinator,
+    options.membership.num_learners,
     facts.process,
     timeout_seconds=options.launch.start_seconds,
-    heartbeat_seconds=facts.stall_seconds,
+    # It is the manager who watches over stalls; this is for the case that
+    # there is none.
+    heartbeat_seconds=3 * facts.stall_seconds,
   )
-  options = building.fitted_to_data(options)
+  phases.done('connect')
   task = building.build_task(options)
   trainer = baselines.data_parallel(task, options.inner)
-  iterator = data.IndexedIterator(building.open_pipeline(options), scan_steps=1)
+  iterator = data.IndexedIterator(pipeline, scan_steps=1)
   like = trainer.abstract_state
+  phases.done('build')
   found = checkpoint_file.restore(pathlib.Path(facts.folder), like)
   if found is None:
     step, state = 0, trainer.init_state(jax.random.key(options.seed))
@@ -140,24 +160,43 @@ def _train(facts: WorkerFacts) -> None:
     state = jax.tree.map(
       lambda value, leaf: jax.device_put(value, leaf.sharding), values, like
     )
+  phases.done('restore')
   iterator.position = step
   batches = data.Prefetcher(iterator, place=trainer.place)
-  checkpoints = _Checkpoints(facts)
-  is_first = True
-  seconds = options.throttle.step_seconds
-  while step < facts.num_steps:
-    batch = next(batches)
-    if is_first:
-      trainer.compile(batch)
-      is_first = False
-    began = time.monotonic()
-    state, metrics = trainer.scan(state, batch, step)
+  batch = next(batches)
+  train_step = baselines.compiled_step(
+    trainer, batch, pathlib.Path(facts.folder, f'step-of-{facts.process}.bin')
+  )
+  phases.done('compile')
+  baselines.wait_for_all(options.launch.start_seconds)
+  phases.done('wait for the others')
+  checkpoints = BackgroundCheckpoints(
+    pathlib.Path(facts.folder),
+    every_seconds=facts.checkpoint_seconds,
+    failure_seconds=facts.failure_seconds,
+    report=_report_checkpoint,
+  )
+  is_begun = False
+  while step < facts.num_steps and not stop.is_set():
+    began_at = time.monotonic()
+    state, metrics = train_step(state, batch, np.int32(step))
     float(metrics['loss'])
-    time.sleep(max(began + seconds - time.monotonic(), 0.0))
     step += 1
-    if facts.process == 0:
-      _report({'step': step})
-      checkpoints.after(step, state)
+    if is_first:
+      # Within the time of the step, so that it holds nobody up.
+      checkpoints.poll(step, state)
+    rest = began_at + options.throttle.step_seconds - time.monotonic()
+    time.sleep(max(rest, 0.0))
+    if is_first:
+      if not is_begun:
+        phases.done('first step')
+        _report({'start': phases.seconds})
+      seconds = time.monotonic() - began_at
+      _report({'step': step, 'step_seconds': seconds})
+    is_begun = True
+    batch = next(batches)
+  if is_first:
+    checkpoints.finish(step, state)
 
 
 def _measure(facts: WorkerFacts) -> None:
@@ -185,6 +224,10 @@ def _measure(facts: WorkerFacts) -> None:
     (jax.tree.map(lambda leaf, i=i: leaf[i], held_out) for i in range(count)),
   )
   _report({'loss': loss})
+
+
+def _report_checkpoint(step: int, seconds: float, interval: float) -> None:
+  _report({'checkpoint': step, 'seconds': seconds, 'interval': interval})
 
 
 def _report(what: dict[str, Any]) -> None:

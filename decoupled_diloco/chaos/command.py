@@ -130,35 +130,27 @@ def _run_baseline(
     run_config.workdir = str(folder)
     config = path.with_name(f'{chaos_options.BASELINE}-run.json')
     given.write(run_config, config)
-    run = baseline.baseline_run(
-      options.run,
-      config,
-      folder,
-      schedule.faults(options.faults, num_learners),
-      fault_options=options.faults,
-      baseline=options.baseline,
-      wall_seconds=decoupled.wall_seconds,
-      tell=_stamped(time.monotonic()),
-    )
   entry.say(
     f'baseline: {num_learners} workers for {decoupled.wall_seconds:.0f} s; '
     f'what they print goes to {folder / "logs"}.'
   )
-  stopping.in_order(run.request_stop)
   with entry.at_work():
-    run.run()
-  if run.stopped_by is not None:
-    raise SystemExit(stopping.exit_code(run.stopped_by))
-  facts = baseline.worker_facts(
-    options.run, config, folder, -1, '', options.baseline, options.faults
-  )
-  with entry.setting_up():
-    result = baseline.result_of(
-      run,
+    found = baseline.run_baseline(
       options.run,
-      decoupled.wall_seconds,
-      baseline.measured_loss(facts, folder / 'logs' / 'measure.log'),
+      config,
+      folder,
+      faults=options.faults,
+      baseline=options.baseline,
+      wall_seconds=decoupled.wall_seconds,
+      tell=_stamped(time.monotonic()),
+      on_stop=stopping.in_order,
     )
+  if found.stopped_by is not None:
+    raise SystemExit(stopping.exit_code(found.stopped_by))
+  result = baseline.as_chaos_result(found)
+  with entry.setting_up():
+    details = path.with_name(f'{chaos_options.BASELINE}-details.json')
+    write_whole(details, json.dumps(dataclasses.asdict(found), indent=2))
     write_whole(path, json.dumps(dataclasses.asdict(result), indent=2))
   return result
 

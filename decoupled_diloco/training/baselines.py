@@ -5,8 +5,14 @@ gradients of all of them exactly, so that there is one training state, of which
 each process holds a copy; if one of them is not there, none can take a step.
 """
 
-import jax
+import pathlib
+import pickle
 
+import jax
+from jax._src import distributed  # Its barrier is offered nowhere else.
+from jax.experimental import serialize_executable
+
+from decoupled_diloco.ops.array_types import ShapeTree
 from decoupled_diloco.tasks import Task
 from decoupled_diloco.training import inner
 from decoupled_diloco.training.mesh import MeshOptions, make_mesh
@@ -23,7 +29,8 @@ def connect(
 ) -> None:
   """Makes this process part of a program of several; before any computation.
 
-  On CPUs the collectives are Gloo's.
+  On CPUs the collectives are Gloo's. JAX's own cache of compiled code is off
+  from then on.
 
   Args:
     coordinator: 'host:port', where process 0 listens.
@@ -36,6 +43,11 @@ def connect(
     RuntimeError: if the others do not come.
   """
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  # It takes SIGTERM for itself: workers would outlive whoever started them.
+  jax.config.update('jax_enable_preemption_service', False)
+  # See `compiled_step`. And what comes from that cache cannot be written into a
+  # file again on CPUs: XLA leaves functions out, and the program fails.
+  jax.config.update('jax_enable_compilation_cache', False)
   jax.distributed.initialize(
     coordinator,
     num_processes,
@@ -64,3 +76,46 @@ def data_parallel(task: Task, options: inner.InnerOptions) -> TrainScan:
       options, step, rejoin
     ),
   )
+
+
+def compiled_step(
+  trainer: TrainScan, batches: ShapeTree, path: pathlib.Path
+) -> jax.stages.Compiled:
+  """The step, from a file that this process has written, or compiled anew.
+
+  JAX's own cache does not serve here: only the first process of several writes
+  to it, and on CPUs the others do not find what that has written, because the
+  key depends on the process (`cache_key._hash_accelerator_config`). They would
+  compile everything at each start, while the first one waits for them.
+
+  Args:
+    trainer: from `data_parallel`.
+    batches: see `TrainScan.compile`.
+    path: of the file; for one run only, since nothing tells whether it fits.
+  """
+  try:
+    return serialize_executable.deserialize_and_load(
+      *pickle.loads(path.read_bytes())
+    )
+  except FileNotFoundError:
+    pass
+  compiled = trainer.compile(batches)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_suffix('.unfinished')
+  temporary.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+  temporary.replace(path)
+  return compiled
+
+
+def wait_for_all(timeout_seconds: float) -> None:
+  """Waits until all processes have come here; a process can do so once.
+
+  Gloo gives the others 30 s from the first one's first step on, too little if
+  they have to compile it.
+
+  Raises:
+    RuntimeError: if they do not come.
+  """
+  client = distributed.global_state.client
+  assert client is not None
+  client.wait_at_barrier('decoupled_diloco', round(1000 * timeout_seconds))

@@ -1,16 +1,24 @@
 """Real workers of the baseline: killed, they go on from their checkpoint."""
 
-import dataclasses
+import contextlib
 import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from decoupled_diloco import configuring
 from decoupled_diloco.chaos import baseline, checkpoint_file, given
-from decoupled_diloco.chaos.baseline_worker import young_interval
+from decoupled_diloco.chaos.checkpoint_pace import (
+  BackgroundCheckpoints,
+  young_interval,
+)
 from decoupled_diloco.chaos.options import BaselineOptions
-from decoupled_diloco.chaos.schedule import Fault, FaultOptions
+from decoupled_diloco.chaos.schedule import FaultOptions
 from tests.chaos import small_chaos
 
 
@@ -36,46 +44,161 @@ def test_youngs_rule():
   assert young_interval(0.5, 100.0) == 10.0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_a_kill(tmp_path):
+class Clock:
+  now = 0.0
+
+  def __call__(self) -> float:
+    return self.now
+
+
+def test_checkpoints_are_taken_as_often_as_the_rule_says(tmp_path):
+  clock, reports = Clock(), []
+
+  def report(*what):
+    reports.append(what)
+    written.set()
+
+  written = threading.Event()
+  checkpoints = BackgroundCheckpoints(
+    tmp_path,
+    every_seconds=10.0,
+    failure_seconds=100.0,
+    report=report,
+    clock=clock,
+  )
+  checkpoints.poll(1, {'a': np.ones(3)})  # It is not time yet.
+  clock.now = 10.0
+  checkpoints.poll(2, {'a': np.ones(3)})
+  assert written.wait(20.0)
+  assert reports == [(2, 0.0, 10.0)]
+  # The last one is taken whether it is time or not.
+  checkpoints.finish(3, {'a': np.ones(3)})
+  assert checkpoint_file.steps(tmp_path) == [3]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error(tmp_path):
+  (tmp_path / 'file').write_text('')
+  checkpoints = BackgroundCheckpoints(
+    tmp_path / 'file',
+    every_seconds=0.0,
+    failure_seconds=100.0,
+    report=lambda *what: None,
+  )
+  with pytest.raises(OSError):
+    checkpoints.finish(1, {'a': np.ones(3)})
+
+
+def a_small_run(folder, rounds):
   config = small_chaos.get_config().run
-  config.budget.rounds = 30  # 120 steps of 20 ms.
+  config.budget.rounds = rounds
   config.inner.warmup_steps = 10
-  config.workdir = str(tmp_path)
-  path = tmp_path / 'run.json'
+  config.workdir = str(folder)
+  path = folder / 'run.json'
   given.write(config, path)
-  options = configuring.options_of(config)
+  return configuring.options_of(config), path
+
+
+def living(folder) -> list[str]:
+  """Command lines of processes that name this folder."""
+  found = []
+  for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
+    with contextlib.suppress(OSError):
+      line = path.read_bytes().decode(errors='replace')
+      if str(folder) in line and path.parent.name != str(os.getpid()):
+        found.append(line)
+  return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize('standby', [False, True])
+def test_a_kill(tmp_path, standby):
+  options, path = a_small_run(tmp_path, rounds=30)  # 120 steps of 20 ms.
   told = []
-  settings = BaselineOptions(checkpoint_seconds=0.2, stall_seconds=30.0)
-  faults = FaultOptions()
-  run = baseline.baseline_run(
+  result = baseline.run_baseline(
     options,
     path,
     tmp_path,
-    iter([Fault(1.0, 'kill', (1,))]),
-    fault_options=faults,
-    baseline=settings,
-    wall_seconds=200.0,
+    faults=FaultOptions(
+      mean_seconds_between=0.0, schedule=((1.0, 'kill', (1,), 0.0),)
+    ),
+    baseline=BaselineOptions(
+      checkpoint_seconds=0.2, stall_seconds=60.0, standby=standby
+    ),
+    wall_seconds=280.0,
     tell=told.append,
   )
-  run.run()
-  log = run.log
-  assert log.is_done and log.step == 120, told
-  assert (log.generations, log.deaths) == (2, 1)
-  # About ten checkpoints were taken before.
+  assert result.is_done and result.steps == 120, told
+  assert result.generations == 2
+  assert result.faults == {'kill': 1}
+  # A checkpoint was taken before.
   assert 'all start again at step 0' not in told[-1]
-  assert 120 <= log.num_processed < 240
-  assert log.checkpoint_costs
-  for struck in run.injector.struck:
-    for pid in struck.pids:
-      with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-  facts = baseline.worker_facts(
-    options, path, tmp_path, -1, '', settings, faults
-  )
-  loss = baseline.measured_loss(facts, tmp_path / 'measure.log')
+  assert 120 <= result.processed_steps < 240
+  assert result.checkpoint_seconds == 0.2
+  assert result.checkpoint_cost_seconds is not None
+  assert set(result.restart_phases) >= {'connect', 'restore', 'compile'}
+  assert result.restart_seconds is not None
   # Of an untrained model it is log(256) = 5.5 and more.
-  assert loss is not None and 1.0 < loss < 4.5
-  result = baseline.result_of(run, options, 100.0, loss)
-  assert dataclasses.asdict(result)['lives'] == 2
+  assert result.held_out_loss is not None and 1.0 < result.held_out_loss < 4.5
+  assert not living(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_end_of_the_time(tmp_path):
+  options, path = a_small_run(tmp_path, rounds=100_000)
+  result = baseline.run_baseline(
+    options,
+    path,
+    tmp_path,
+    faults=FaultOptions(mean_seconds_between=0.0),
+    baseline=BaselineOptions(checkpoint_seconds=1000.0, stall_seconds=60.0),
+    wall_seconds=1.0,
+    tell=lambda text: None,
+  )
+  assert not result.is_done and result.generations == 1
+  # No other checkpoint was taken than the last one, of all that was trained.
+  [step] = checkpoint_file.steps(tmp_path / 'checkpoints')
+  assert step >= result.steps > 0
+  assert result.held_out_loss is not None
+  assert not living(tmp_path)
+
+
+_MANAGER = """
+import pathlib, sys
+from decoupled_diloco import configuring
+from decoupled_diloco.chaos import baseline, given
+from decoupled_diloco.chaos.options import BaselineOptions
+from decoupled_diloco.chaos.schedule import FaultOptions
+
+folder = pathlib.Path(sys.argv[1])
+config = given.get_config(folder / 'run.json')
+baseline.run_baseline(
+  configuring.options_of(config), folder / 'run.json', folder,
+  faults=FaultOptions(mean_seconds_between=0.0),
+  baseline=BaselineOptions(standby=True, stall_seconds=60.0),
+  wall_seconds=1000.0, tell=print,
+)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != 'linux', reason='needs PR_SET_PDEATHSIG')
+def test_workers_end_with_who_has_started_them(tmp_path):
+  a_small_run(tmp_path, rounds=100_000)
+  manager = subprocess.Popen([sys.executable, '-c', _MANAGER, str(tmp_path)])
+  try:
+    deadline = time.monotonic() + 200.0
+    # The first checkpoint: they train.
+    while not checkpoint_file.steps(tmp_path / 'checkpoints'):
+      assert manager.poll() is None
+      assert time.monotonic() < deadline
+      time.sleep(0.1)
+  finally:
+    manager.kill()
+    manager.wait()
+  deadline = time.monotonic() + 60.0
+  while living(tmp_path):
+    assert time.monotonic() < deadline, living(tmp_path)
+    time.sleep(0.1)
