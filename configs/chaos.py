@@ -13,7 +13,7 @@ Each of the three runs takes about four minutes;
 --config.workdir of its own).
 """
 
-from decoupled_diloco.chaos import options
+from decoupled_diloco.chaos import options, runs
 
 # Mean seconds between two kills, and the time of a step, by the number of
 # learners: eight of them need more of the two cores.
@@ -26,21 +26,11 @@ def get_config(learners='4'):
   config.workdir = f'runs/chaos/{learners}'
   config.faults.mean_seconds_between = MEAN_SECONDS.get(learners, 15.0)
 
-  run = config.run
-  run.membership.num_learners = int(learners)
-  run.schedule.sync_every = 24
-  run.schedule.num_fragments = 24
-  run.budget.merged_tokens = 1_600_000
-  run.outer.gain = 2.0
-  run.outer.momentum = 0.7
-  run.model.width = 64
-  run.model.layers = 2
-  run.model.heads = 4
-  run.model.kv_heads = 2
-  run.data.source = 'plays'
-  run.data.sequence_length = 128
-  run.data.batch_size = 4
-  run.inner.learning_rate = 8e-3
-  run.throttle.step_seconds = STEP_SECONDS.get(learners, 0.2)
-  run.snapshots.every_seconds = 2.0
+  runs.make_paced(
+    config.run,
+    num_learners=int(learners),
+    step_seconds=STEP_SECONDS.get(learners, 0.2),
+  )
+  config.run.budget.merged_tokens = 1_600_000
+  config.run.snapshots.every_seconds = 2.0
   return config

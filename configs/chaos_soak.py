@@ -9,7 +9,7 @@ the second half. Nothing may crash, everything merged must be there at the end,
 and the event tape must replay to the same decisions.
 """
 
-from decoupled_diloco.chaos import options
+from decoupled_diloco.chaos import options, runs
 
 SECONDS = 1200.0
 
@@ -33,22 +33,9 @@ def get_config():
   faults.spare = ((0, 0.0), ('syncer', SECONDS / 2))
 
   run = config.run
-  run.membership.num_learners = 4
+  runs.make_paced(run, num_learners=4, step_seconds=0.2)
   run.membership.liveness_timeout_seconds = 4.0
-  run.schedule.sync_every = 24
-  run.schedule.num_fragments = 24
   # One round takes 0.2 s, and a little more when learners are away.
   run.budget.rounds = int(SECONDS / 0.2)
-  run.outer.gain = 2.0
-  run.outer.momentum = 0.7
-  run.model.width = 64
-  run.model.layers = 2
-  run.model.heads = 4
-  run.model.kv_heads = 2
-  run.data.source = 'plays'
-  run.data.sequence_length = 128
-  run.data.batch_size = 4
-  run.inner.learning_rate = 8e-3
-  run.throttle.step_seconds = 0.2
   run.snapshots.every_seconds = 5.0
   return config

@@ -8,6 +8,7 @@ from decoupled_diloco import (
   entry,
   local_run,
   roles,
+  stopping,
   watching,
 )
 from decoupled_diloco.run_folder import RunFolder
@@ -92,8 +93,8 @@ def _learn(options: RunOptions) -> int:
     folder.make(folder.learner_tape(options.learner).parent)
     setup = roles.set_up_learner(options)
   with entry.at_work():
-    finish = roles.run_learner(setup, entry.say)
+    finish, stopped_by = roles.run_learner(setup, entry.say)
   if finish.is_failure:
     entry.leave(finish.reason, EXIT_USAGE)
   entry.say(finish.reason)
-  return 0
+  return stopping.exit_code(stopped_by) if stopped_by else 0

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -142,7 +142,19 @@ def set_up_learner(options: RunOptions) -> LearnerSetup:
   )
 
 
-def run_learner(setup: LearnerSetup, tell: Callable[[str], None]) -> fx.Finish:
+class End(NamedTuple):
+  """How a learner has ended.
+
+  Attributes:
+    finish: what its machine says.
+    stopped_by: number of the signal that was received; 0 if none was.
+  """
+
+  finish: fx.Finish
+  stopped_by: int
+
+
+def run_learner(setup: LearnerSetup, tell: Callable[[str], None]) -> End:
   """Takes part in a run as one learner, until it ends.
 
   Raises:
@@ -161,5 +173,12 @@ def run_learner(setup: LearnerSetup, tell: Callable[[str], None]) -> fx.Finish:
   header = TapeHeader.of('learner', setup.machine_options, setup.plan.sizes)
   with contextlib.closing(TapeWriter(path, header)) as tape:
     loop = setup.loop(tape.record, tell)
-    stopping.in_order(lambda number: loop.request_stop(stopping.reason(number)))
-    return loop.run(setup.example)
+    stopped_by: list[int] = []
+
+    def stop(number: int) -> None:
+      stopped_by.append(number)
+      loop.request_stop(stopping.reason(number))
+
+    stopping.in_order(stop)
+    finish = loop.run(setup.example)
+  return End(finish, stopped_by[0] if stopped_by else 0)

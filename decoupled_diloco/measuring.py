@@ -56,7 +56,7 @@ def measure(
     tell('Measuring the held-out loss.')
     losses = unless(
       is_unwanted,
-      lambda: [_loss(task, params, held_out) for params in (initial, final)],
+      lambda: [loss(task, params, held_out) for params in (initial, final)],
     )
   count = options.evaluation.sample_tokens
   if count and options.task == 'language_model':
@@ -101,14 +101,21 @@ def unless(
   return results[0]
 
 
-def _loss(task: tasks.Task, params: Any, held_out: Any) -> float | None:
+def loss(task: tasks.Task, params: Any, held_out: Any) -> float | None:
+  """The held-out loss in nats per token; None if it is not finite.
+
+  Args:
+    task: what was trained.
+    params: parameters.
+    held_out: batches [batches, ...].
+  """
   count = jax.tree.leaves(held_out)[0].shape[0]
-  loss = evaluation.held_out_loss(
+  found = evaluation.held_out_loss(
     task,
     params,
     (jax.tree.map(lambda leaf, i=i: leaf[i], held_out) for i in range(count)),
   )
-  return loss if math.isfinite(loss) else None
+  return found if math.isfinite(found) else None
 
 
 def _sample(options: RunOptions, params: Any) -> str:

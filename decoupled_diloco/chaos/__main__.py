@@ -9,7 +9,7 @@ goodput, yield, participation, uptime, times to notice and to come back, and the
 held-out loss stand side by side, and what an audit of the event tapes has
 found.
 
-A run that is finished is not run again: start the command again to go on. Any
+A run that is complete is not run again: start the command again to go on. Any
 field can be set on the command line:
   --config.faults.seed=1                     other faults
   --config.faults.mean_seconds_between=5     more of them

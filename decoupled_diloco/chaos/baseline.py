@@ -6,7 +6,7 @@ for the rate of failures, in the background, and compiled code is kept.
 
 What would not befall a job within one site is left out, to its advantage: slow
 links, flipped bits, a syncer's death. A process that is cut off is treated like
-a frozen one: the others wait for it. Processes in reserve are never struck.
+a frozen one: the others wait for it.
 """
 
 import dataclasses
@@ -134,21 +134,17 @@ def run_baseline(
     stall_seconds=baseline.stall_seconds,
     num_steps=options.budget.steps(options.schedule),
   )
-  crews = baseline_crew.Crews(
-    num_workers,
-    lambda m: dataclasses.replace(facts, process=m),
-    folder / 'logs',
-    has_standby=baseline.standby,
-    pins_cores=options.launch.pin_cores,
-  )
 
-  def spawn(generation: int):
-    del generation
-    crew = crews.start()
+  def spawn() -> tuple[list[subprocess.Popen], processes.ReportPipe]:
+    crew = baseline_crew.start(
+      num_workers,
+      facts,
+      folder / 'logs',
+      pins_cores=options.launch.pin_cores,
+    )
     return crew.workers, crew.reports
 
   run = BaselineRun(
-    num_workers,
     schedule.faults(faults, num_workers),
     wall_seconds=wall_seconds,
     restart_seconds=options.launch.restart_seconds,
@@ -156,20 +152,19 @@ def run_baseline(
     start_seconds=options.launch.start_seconds,
     stop_seconds=options.launch.stop_seconds,
     spawn=spawn,
-    prepare=crews.prepare,
     newest_checkpoint=lambda: max(
       checkpoint_file.steps(checkpoints), default=0
     ),
     tell=tell,
   )
   on_stop(run.request_stop)
-  try:
-    run.run()
-  finally:
-    crews.close()
+  run.run()
   loss = None
   if run.stopped_by is None:
-    loss = _measured_loss(facts, folder / 'logs' / 'measure.log')
+    log = folder / 'logs' / 'measure.log'
+    loss = _measured_loss(facts, log)
+    if loss is None and options.evaluation.batches:
+      tell(f'the held-out loss could not be measured; see {log}')
   return result_of(run, options, loss)
 
 
@@ -286,7 +281,7 @@ def _measured_loss(facts: WorkerFacts, log: pathlib.Path) -> float | None:
   try:
     worker.wait(_MEASURE_SECONDS)
     found = [json.loads(line) for line in reports.lines()]
-    return found[-1]['loss'] if found else None
+    return found[-1].get('loss') if found else None
   except subprocess.TimeoutExpired:
     return None
   finally:

@@ -1,6 +1,5 @@
-"""The processes of the synchronous baseline: started, or waiting in reserve."""
+"""The processes of the synchronous baseline: all those of one generation."""
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -9,9 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
-from decoupled_diloco.chaos.baseline_worker import Go, WorkerFacts
+from decoupled_diloco.chaos.baseline_worker import WorkerFacts
 from decoupled_diloco.runtime import processes
 
 
@@ -23,78 +21,43 @@ class Crew:
   reports: processes.ReportPipe
 
 
-class Crews:
-  """Starts one crew after the other.
+def start(
+  num_workers: int, facts: WorkerFacts, logs: pathlib.Path, *, pins_cores: bool
+) -> Crew:
+  """Starts a generation.
 
   Args:
-    num_workers: processes of each.
-    facts: what a worker is told, by its number.
+    num_workers: processes.
+    facts: what they are told; number, coordinator and time are filled in.
     logs: folder of what they print.
-    has_standby: whether the next crew is started ahead, to load its code while
-      the present one trains.
     pins_cores: whether each process stays on a core of its own (in turn).
+
+  Raises:
+    OSError: if a log cannot be written.
   """
-
-  def __init__(
-    self,
-    num_workers: int,
-    facts: Callable[[int], WorkerFacts],
-    logs: pathlib.Path,
-    *,
-    has_standby: bool,
-    pins_cores: bool,
-  ):
-    self._num_workers = num_workers
-    self._facts = facts
-    self._logs = logs
-    self._has_standby = has_standby
-    self._pins_cores = pins_cores
-    self._standby: Crew | None = None
-
-  def start(self) -> Crew:
-    """A crew that begins now.
-
-    Raises:
-      OSError: if a log cannot be written.
-    """
-    began_at = time.monotonic()
-    crew, self._standby = self._standby or self._spawn(), None
-    go = Go(f'127.0.0.1:{_free_port()}', began_at)
-    for worker in crew.workers:
-      assert worker.stdin is not None
-      # One that has died is noticed like any other.
-      with contextlib.suppress(BrokenPipeError), worker.stdin as stdin:
-        stdin.write(json.dumps(dataclasses.asdict(go)).encode() + b'\n')
-    return crew
-
-  def prepare(self) -> None:
-    """Has the next crew load its code, if there is to be a standby."""
-    if self._has_standby and self._standby is None:
-      self._standby = self._spawn()
-
-  def close(self) -> None:
-    """Ends those in reserve; the others belong to whoever has started them."""
-    crew, self._standby = self._standby, None
-    if crew is not None:
-      _end(crew)
-
-  def _spawn(self) -> Crew:
-    crew = Crew([], processes.ReportPipe())
-    try:
-      for m in range(self._num_workers):
-        crew.workers.append(
-          processes.spawn(
-            command(self._facts(m)),
-            self._logs / f'worker-{m}.log',
-            core=processes.core_of(m) if self._pins_cores else None,
-            report=crew.reports if m == 0 else None,
-            has_stdin=True,
-          )
+  facts = dataclasses.replace(
+    facts,
+    coordinator=f'127.0.0.1:{_free_port()}',
+    began_at=time.monotonic(),
+  )
+  crew = Crew([], processes.ReportPipe())
+  try:
+    for m in range(num_workers):
+      crew.workers.append(
+        processes.spawn(
+          command(dataclasses.replace(facts, process=m)),
+          logs / f'worker-{m}.log',
+          core=processes.core_of(m) if pins_cores else None,
+          report=crew.reports if m == 0 else None,
         )
-    except BaseException:
-      _end(crew)
-      raise
-    return crew
+      )
+  except BaseException:
+    for worker in crew.workers:
+      processes.send(worker, signal.SIGKILL)
+      worker.wait()
+    crew.reports.close()
+    raise
+  return crew
 
 
 def command(facts: WorkerFacts) -> list[str]:
@@ -105,16 +68,6 @@ def command(facts: WorkerFacts) -> list[str]:
     'decoupled_diloco.chaos.baseline_worker',
     json.dumps(dataclasses.asdict(facts)),
   ]
-
-
-def _end(crew: Crew) -> None:
-  for worker in crew.workers:
-    processes.send(worker, signal.SIGKILL)
-  for worker in crew.workers:
-    worker.wait()
-    if worker.stdin is not None:
-      worker.stdin.close()
-  crew.reports.close()
 
 
 def _free_port() -> int:

@@ -5,7 +5,6 @@ checkpoint: a step needs each of them. Where a process is only stopped for a
 while, the others wait for it, up to a limit.
 """
 
-import dataclasses
 import json
 import signal
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from decoupled_diloco.chaos import schedule
+from decoupled_diloco.chaos.baseline_log import BaselineLog
 from decoupled_diloco.chaos.injector import Injector
 from decoupled_diloco.chaos.schedule import Fault
 from decoupled_diloco.runtime.launch_options import LaunchError
@@ -73,55 +73,18 @@ def faults_of_one_site(faults: Iterator[Fault]) -> Iterator[Fault]:
       yield fault
 
 
-@dataclasses.dataclass
-class BaselineLog:
-  """What happened to a baseline, as it goes on.
-
-  Attributes:
-    began_at: when the first step was done; None before.
-    ended_at: when the time was over, all steps were done, or it was stopped.
-    step: that training has come to, or will go on from.
-    num_processed: steps that were done, those that were lost included.
-    generations: how often all processes were started.
-    deaths: of processes that ended the job.
-    restarts: seconds from each death to the first step after it.
-    starts: seconds of each phase, of each start but the first.
-    trained_seconds: with a step at least every so often.
-    step_times: seconds of each step, but for the first after a start.
-    checkpoint_costs: seconds that each checkpoint took.
-    checkpoint_intervals: seconds until the next one, as each one left them.
-    is_done: whether all steps were done.
-  """
-
-  began_at: float | None = None
-  ended_at: float | None = None
-  step: int = 0
-  num_processed: int = 0
-  generations: int = 0
-  deaths: int = 0
-  restarts: list[float] = dataclasses.field(default_factory=list)
-  starts: list[dict[str, float]] = dataclasses.field(default_factory=list)
-  trained_seconds: float = 0.0
-  step_times: list[float] = dataclasses.field(default_factory=list)
-  checkpoint_costs: list[float] = dataclasses.field(default_factory=list)
-  checkpoint_intervals: list[float] = dataclasses.field(default_factory=list)
-  is_done: bool = False
-
-
 class BaselineRun:
   """A baseline that is run for a given time.
 
   Args:
-    num_workers: M.
     faults: in the order of their times, which count from the first step on.
     wall_seconds: how long it is run from the first step on.
     restart_seconds: pause before everything is started again.
     stall_seconds: how long a step may take before that is done as well.
     start_seconds: how long the first step of a generation may take.
     stop_seconds: how long the last checkpoint may take.
-    spawn: starts all workers of a generation, given its number from 0, and
-      gives what the first one reports.
-    prepare: called once a generation trains, to make the next one ready.
+    spawn: starts all workers of a generation, and gives them and what the
+      first one reports.
     newest_checkpoint: the step of the newest checkpoint; 0 for none.
     tell: is given sentences for people.
     clock: seconds from any start.
@@ -134,7 +97,6 @@ class BaselineRun:
 
   def __init__(
     self,
-    num_workers: int,
     faults: Iterator[Fault],
     *,
     wall_seconds: float,
@@ -142,22 +104,19 @@ class BaselineRun:
     stall_seconds: float,
     start_seconds: float,
     stop_seconds: float,
-    spawn: Callable[[int], tuple[Sequence[Worker], Lines]],
+    spawn: Callable[[], tuple[Sequence[Worker], Lines]],
     newest_checkpoint: Callable[[], int],
     tell: Callable[[str], None],
-    prepare: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
   ):
     self.log = BaselineLog()
-    self._num_workers = num_workers
     self._wall_seconds = wall_seconds
     self._restart_seconds = restart_seconds
     self._stall_seconds = stall_seconds
     self._start_seconds = start_seconds
     self._stop_seconds = stop_seconds
     self._spawn = spawn
-    self._prepare = prepare
     self._newest_checkpoint = newest_checkpoint
     self._tell = tell
     self._clock = clock
@@ -279,10 +238,8 @@ class BaselineRun:
     if self._last_step_at is not None:
       log.trained_seconds += now - self._last_step_at
       log.step_times.append(seconds)
-    else:
-      if self._died_at is not None:
-        log.restarts.append(now - self._died_at)
-      self._prepare()
+    elif self._died_at is not None:
+      log.restarts.append(now - self._died_at)
     self._last_step_at = now
     log.step = step
     log.num_processed += 1
@@ -300,7 +257,7 @@ class BaselineRun:
 
   def _start(self) -> None:
     self._last_step_at = None
-    self._workers, self._reports = self._spawn(self.log.generations)
+    self._workers, self._reports = self._spawn()
     self._started_at = self._clock()
     self.log.generations += 1
 

@@ -2,9 +2,7 @@
 
   python -m decoupled_diloco.chaos.baseline_worker FACTS
 
-FACTS is a JSON object, the fields of `WorkerFacts`. When it has loaded its code
-the process waits for a line on its standard input, the fields of `Go`; where
-that ends without a line, so does the process.
+FACTS is a JSON object, the fields of `WorkerFacts`.
 
 It reports as lines of JSON: {"start": {phase: seconds}} and then {"step": n,
 "step_seconds": s} after each step, {"checkpoint": n, "seconds": s, "interval":
@@ -38,6 +36,9 @@ class WorkerFacts:
     failure_seconds: mean time between failures that end the job.
     stall_seconds: see `BaselineOptions`.
     num_steps: after which it is done.
+    coordinator: where process 0 listens.
+    began_at: when this start began, in seconds of the monotonic clock, which
+      is that of all processes of a machine.
   """
 
   config: str
@@ -47,20 +48,8 @@ class WorkerFacts:
   failure_seconds: float = 0.0
   stall_seconds: float = 10.0
   num_steps: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Go:
-  """What a process learns when it is to begin.
-
-  Attributes:
-    coordinator: where process 0 listens.
-    began_at: when this start began, in seconds of the monotonic clock, which
-      is that of all processes of a machine.
-  """
-
-  coordinator: str
-  began_at: float
+  coordinator: str = ''
+  began_at: float = 0.0
 
 
 def main(argv: list[str]) -> int:
@@ -127,19 +116,15 @@ def _train(facts: WorkerFacts) -> None:
   options = configuring.options_of(config)
   entry.prepare_jax('learner')
   import jax
-  import numpy as np
 
+  num_processes = options.membership.num_learners
   options = building.fitted_to_data(options)
   pipeline = building.open_pipeline(options)
-  line = sys.stdin.readline()
-  if not line:
-    return  # Whoever could need it has ended.
-  go = Go(**json.loads(line))
-  phases = _Phases(go.began_at)
+  phases = _Phases(facts.began_at)
   phases.done('load code and data')
   baselines.connect(
-    go.coordinator,
-    options.membership.num_learners,
+    facts.coordinator,
+    num_processes,
     facts.process,
     timeout_seconds=options.launch.start_seconds,
     # It is the manager who watches over stalls; this is for the case that
@@ -164,11 +149,9 @@ def _train(facts: WorkerFacts) -> None:
   iterator.position = step
   batches = data.Prefetcher(iterator, place=trainer.place)
   batch = next(batches)
-  train_step = baselines.compiled_step(
-    trainer, batch, pathlib.Path(facts.folder, f'step-of-{facts.process}.bin')
-  )
+  baselines.compile_step(trainer, batch)
   phases.done('compile')
-  baselines.wait_for_all(options.launch.start_seconds)
+  baselines.wait_for_all(num_processes, options.launch.start_seconds)
   phases.done('wait for the others')
   checkpoints = BackgroundCheckpoints(
     pathlib.Path(facts.folder),
@@ -179,7 +162,7 @@ def _train(facts: WorkerFacts) -> None:
   is_begun = False
   while step < facts.num_steps and not stop.is_set():
     began_at = time.monotonic()
-    state, metrics = train_step(state, batch, np.int32(step))
+    state, metrics = trainer.scan(state, batch, step)
     float(metrics['loss'])
     step += 1
     if is_first:
@@ -201,9 +184,9 @@ def _train(facts: WorkerFacts) -> None:
 
 def _measure(facts: WorkerFacts) -> None:
   """Reports the held-out loss of the newest checkpoint."""
-  from decoupled_diloco import building, configuring, entry
+  from decoupled_diloco import building, configuring, entry, measuring
   from decoupled_diloco.chaos import checkpoint_file, given
-  from decoupled_diloco.training import baselines, evaluation
+  from decoupled_diloco.training import baselines
 
   config = given.get_config(facts.config)
   entry.prepare_jax('learner')
@@ -213,17 +196,8 @@ def _measure(facts: WorkerFacts) -> None:
   folder = pathlib.Path(facts.folder)
   found = checkpoint_file.restore(folder, trainer.abstract_state)
   held_out = building.held_out(options)
-  if found is None or held_out is None:
-    return
-  import jax
-
-  count = jax.tree.leaves(held_out)[0].shape[0]
-  loss = evaluation.held_out_loss(
-    task,
-    found[1].params,
-    (jax.tree.map(lambda leaf, i=i: leaf[i], held_out) for i in range(count)),
-  )
-  _report({'loss': loss})
+  if found is not None and held_out is not None:
+    _report({'loss': measuring.loss(task, found[1].params, held_out)})
 
 
 def _report_checkpoint(step: int, seconds: float, interval: float) -> None:

@@ -13,7 +13,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from decoupled_diloco import configuring, entry, roles, stopping
-from decoupled_diloco.chaos import baseline, given, report, schedule
+from decoupled_diloco.chaos import baseline, given, kept, report, schedule
 from decoupled_diloco.chaos import options as chaos_options
 from decoupled_diloco.chaos.decoupled import DisturbedRun
 from decoupled_diloco.chaos.options import ChaosOptions
@@ -46,33 +46,35 @@ def run(argv: list[str], usage: str) -> int:
   results = {}
   for phase in options.phases:
     path = pathlib.Path(options.workdir).resolve() / f'{phase}.json'
+    asked = _asked(phase, options, config.value.run)
     with entry.setting_up():
-      result = _finished(path)
+      result = kept.load(path, asked)
     if result is None and phase == chaos_options.BASELINE:
       result = _run_baseline(options, config.value.run, path)
     elif result is None:
       result = _run_phase(phase, options, config.value.run, path)
     else:
       entry.say(f'{phase}: finished before; see {path}.')
+      results[phase] = result
+      continue
+    if result.is_complete:
+      with entry.at_work():
+        kept.save(path, asked, result)
     results[phase] = result
   return _show(options, results)
 
 
-def _finished(path: pathlib.Path) -> ChaosResult | None:
-  """The result of a run that is finished.
-
-  Raises:
-    ValueError: if there is something else.
-  """
-  try:
-    return ChaosResult(**json.loads(path.read_text()))
-  except FileNotFoundError:
-    return None
-  except (TypeError, ValueError) as error:
-    raise ValueError(
-      f'{path} is not the result of a run of this version ({error}); remove it '
-      'to run that again.'
-    ) from error
+def _asked(phase: str, options: ChaosOptions, run_config: Any) -> Any:
+  """What the result of a run depends on, of values that JSON has."""
+  asked = {'run': run_config.to_dict()}
+  del asked['run']['workdir']
+  if phase != chaos_options.UNDISTURBED:
+    asked['faults'] = dataclasses.asdict(options.faults)
+  if phase == chaos_options.BASELINE:
+    asked['baseline'] = dataclasses.asdict(options.baseline)
+  else:
+    asked['slow_bytes_per_second'] = options.slow_bytes_per_second
+  return asked
 
 
 def _run_phase(
@@ -107,9 +109,7 @@ def _run_phase(
   if stopped_by:
     raise SystemExit(stopping.exit_code(stopped_by[0]))
   with entry.setting_up():
-    result = disturbed.result()
-    write_whole(path, json.dumps(dataclasses.asdict(result), indent=2))
-  return result
+    return disturbed.result()
 
 
 def _run_baseline(
@@ -119,11 +119,14 @@ def _run_baseline(
   folder = path.with_suffix('')
   num_learners = options.run.membership.num_learners
   with entry.setting_up():
-    decoupled = _finished(path.with_name(f'{chaos_options.DECOUPLED}.json'))
+    before = chaos_options.DECOUPLED
+    decoupled = kept.load(
+      path.with_name(f'{before}.json'), _asked(before, options, run_config)
+    )
     if decoupled is None:
       raise ValueError(
-        f'config.phases={options.phases} must have the decoupled run before '
-        'the baseline, which is run as long as that has taken.'
+        f'config.phases={options.phases} must have a complete decoupled run '
+        'before the baseline, which is run as long as that has taken.'
       )
     _set_aside(folder)
     run_config = run_config.copy_and_resolve_references()
@@ -147,12 +150,10 @@ def _run_baseline(
     )
   if found.stopped_by is not None:
     raise SystemExit(stopping.exit_code(found.stopped_by))
-  result = baseline.as_chaos_result(found)
-  with entry.setting_up():
+  with entry.at_work():
     details = path.with_name(f'{chaos_options.BASELINE}-details.json')
     write_whole(details, json.dumps(dataclasses.asdict(found), indent=2))
-    write_whole(path, json.dumps(dataclasses.asdict(result), indent=2))
-  return result
+  return baseline.as_chaos_result(found)
 
 
 def _stamped(began_at: float) -> Callable[[str], None]:

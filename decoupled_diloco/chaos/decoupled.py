@@ -11,7 +11,7 @@ from decoupled_diloco.chaos.injector import Injector, Struck
 from decoupled_diloco.chaos.memory import MemoryWatch
 from decoupled_diloco.chaos.proxy import LinkProxies
 from decoupled_diloco.chaos.result import ChaosResult
-from decoupled_diloco.chaos.schedule import Fault
+from decoupled_diloco.chaos.schedule import FREEZE, Fault
 from decoupled_diloco.observe.summary import summarise
 from decoupled_diloco.observe.tape import read_tape
 from decoupled_diloco.run_options import RunOptions
@@ -84,7 +84,7 @@ class DisturbedRun:
       )
     tape = read_tape(local.folder.tape)
     found = out.outages(tape, self._injector.struck, status.opened_at)
-    kills = [outage for outage in found if outage.kind != 'freeze']
+    kills = [outage for outage in found if outage.kind != FREEZE]
     share = out.availability(
       found,
       len(status.learners),

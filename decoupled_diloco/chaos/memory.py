@@ -29,6 +29,18 @@ class _Sample(NamedTuple):
   num_bytes: int
 
 
+def resident_bytes(pid: int) -> int | None:
+  """What a process holds in memory; None if that cannot be known (macOS)."""
+  try:
+    text = pathlib.Path(f'/proc/{pid}/status').read_text()
+  except OSError:
+    return None
+  for line in text.splitlines():
+    if line.startswith('VmRSS:'):
+      return 1024 * int(line.split()[1])
+  return None
+
+
 class MemoryWatch:
   """Samples the memory of processes now and then.
 
@@ -42,7 +54,7 @@ class MemoryWatch:
     self,
     pids: Callable[[], Mapping[int | str, int]],
     every_seconds: float = 1.0,
-    measure: Callable[[int], int | None] = lambda pid: resident_bytes(pid),
+    measure: Callable[[int], int | None] = resident_bytes,
   ):
     self._pids = pids
     self._every_seconds = every_seconds
@@ -77,15 +89,3 @@ class MemoryWatch:
       if first and last and len({s.pid for s in late}) == 1:
         found[whom] = Growth(statistics.median(first), statistics.median(last))
     return found
-
-
-def resident_bytes(pid: int) -> int | None:
-  """What a process holds in memory; None if that cannot be known (macOS)."""
-  try:
-    text = pathlib.Path(f'/proc/{pid}/status').read_text()
-  except OSError:
-    return None
-  for line in text.splitlines():
-    if line.startswith('VmRSS:'):
-      return 1024 * int(line.split()[1])
-  return None

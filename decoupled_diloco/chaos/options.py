@@ -25,16 +25,10 @@ class BaselineOptions:
       cost of one and the mean time between failures (Young's rule).
     stall_seconds: how long a step may take before everything is started
       again.
-    standby: whether the processes of the next start are there already and
-      have loaded all code, which is the longest part of a restart. It helps
-      where there are cores to spare: loading takes several seconds of each
-      worker's core, and slows the steps down that are taken meanwhile. The
-      learners of the decoupled run have no such help.
   """
 
   checkpoint_seconds: float = 0.0
   stall_seconds: float = 10.0
-  standby: bool = False
 
   def __post_init__(self):
     if self.checkpoint_seconds < 0 or self.stall_seconds <= 0:
@@ -54,7 +48,7 @@ class ChaosOptions:
     phases: which runs there are, in this order: 'decoupled' (with faults),
       'undisturbed' (the same without), 'baseline' (synchronous data
       parallelism with the same faults). Those that are finished in `workdir`
-      are not run again.
+      are not run again, unless they were asked for otherwise then.
     slow_bytes_per_second: bandwidth of a link that is slow.
     faults: which strike.
     baseline: see there.

@@ -17,6 +17,9 @@ from decoupled_diloco.protocol import messages as msg
 
 Interval = tuple[float, float]
 
+# How long after the end of a freeze its loss may still be noticed.
+_LATE_SECONDS = 1.0
+
 
 class Outage(NamedTuple):
   """A learner that could not train for a while.
@@ -80,7 +83,7 @@ def outages(
         case schedule.FREEZE:
           ended_at = at + each.fault.seconds
           # It may be over before anybody has noticed.
-          if detected_at is not None and detected_at > ended_at + 1.0:
+          if detected_at is not None and detected_at > ended_at + _LATE_SECONDS:
             detected_at = None
         case _:
           continue

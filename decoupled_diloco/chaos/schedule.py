@@ -5,6 +5,7 @@ moment after its training has begun.
 """
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -71,7 +72,7 @@ class FaultOptions:
     sites: for 'site', which learners are at one place; for example
       ((0, 1), (2, 3)).
     spare: who is not killed from which second on, as ((learner or 'syncer',
-      second), ...); what would kill them is left out.
+      second), ...); what is drawn and would kill them is left out.
     max_faults: how many are drawn; 0 for no limit.
     schedule: faults that are not drawn, as ((second, kind, learners, seconds),
       ...); for example ((30.0, 'partition', (2,), 5.0), ).
@@ -136,6 +137,26 @@ class FaultOptions:
         f'sites, schedule and spare name learner {wrong[0]}; name one of 0 to '
         f'{num_learners - 1}.'
       )
+    if self.mean_seconds_between and not self._leaves_somebody(num_learners):
+      raise ValueError(
+        f'spare={self.spare} leaves nobody whom a fault of weights='
+        f'{dict(self.weights)} could befall; spare fewer, add a kind, or set '
+        'mean_seconds_between=0.'
+      )
+
+  def _leaves_somebody(self, num_learners: int) -> bool:
+    """Whether faults are drawn for ever, whoever is spared."""
+    victims = {
+      KILL: [(m,) for m in range(num_learners)],
+      SITE: self.sites,
+      SYNCER: [()],
+    }
+    return any(
+      not _is_spared(self, Fault(math.inf, kind, tuple(learners)))
+      for kind, weight in self.weights.items()
+      if weight
+      for learners in victims.get(kind, [(0,)])
+    )
 
 
 def faults(options: FaultOptions, num_learners: int) -> Iterator[Fault]:

@@ -16,6 +16,9 @@ from decoupled_diloco.runtime.launch_options import (
   LaunchOptions,
 )
 
+# A learner that was asked to end leaves for good.
+_LEFT = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
 
 class End(NamedTuple):
   """How a process has ended.
@@ -162,7 +165,7 @@ class LearnerFleet:
     """Decides what becomes of a learner whose process has ended."""
     learner.life = _Life.GONE
     self.ends.append(End(m, learner.process.pid, code))
-    if code == 0 or is_stopping:
+    if code in _LEFT or is_stopping:
       return
     log = self._log(m)
     said = processes.last_line(log)

@@ -72,7 +72,6 @@ def spawn(
   *,
   core: int | None = None,
   report: ReportPipe | None = None,
-  has_stdin: bool = False,
 ) -> subprocess.Popen:
   """Starts a process in a session of its own.
 
@@ -84,7 +83,6 @@ def spawn(
     log: what it prints is appended there.
     core: where it runs; None for anywhere.
     report: where it can report, as file descriptor `REPORT_FD`.
-    has_stdin: whether it can be written to, as `Popen.stdin`.
 
   Raises:
     OSError: if the log cannot be written.
@@ -99,7 +97,7 @@ def spawn(
   with log.open('ab') as output:
     process = subprocess.Popen(
       [*bootstrap, *command],
-      stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
+      stdin=subprocess.DEVNULL,
       stdout=output,
       stderr=subprocess.STDOUT,
       start_new_session=True,

@@ -5,12 +5,9 @@ gradients of all of them exactly, so that there is one training state, of which
 each process holds a copy; if one of them is not there, none can take a step.
 """
 
-import pathlib
-import pickle
-
 import jax
-from jax._src import distributed  # Its barrier is offered nowhere else.
-from jax.experimental import serialize_executable
+from jax._src import distributed  # For `compile_step`.
+from orbax.checkpoint import multihost
 
 from decoupled_diloco.ops.array_types import ShapeTree
 from decoupled_diloco.tasks import Task
@@ -29,8 +26,7 @@ def connect(
 ) -> None:
   """Makes this process part of a program of several; before any computation.
 
-  On CPUs the collectives are Gloo's. JAX's own cache of compiled code is off
-  from then on.
+  On CPUs the collectives are Gloo's.
 
   Args:
     coordinator: 'host:port', where process 0 listens.
@@ -45,9 +41,6 @@ def connect(
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # It takes SIGTERM for itself: workers would outlive whoever started them.
   jax.config.update('jax_enable_preemption_service', False)
-  # See `compiled_step`. And what comes from that cache cannot be written into a
-  # file again on CPUs: XLA leaves functions out, and the program fails.
-  jax.config.update('jax_enable_compilation_cache', False)
   jax.distributed.initialize(
     coordinator,
     num_processes,
@@ -78,36 +71,27 @@ def data_parallel(task: Task, options: inner.InnerOptions) -> TrainScan:
   )
 
 
-def compiled_step(
-  trainer: TrainScan, batches: ShapeTree, path: pathlib.Path
-) -> jax.stages.Compiled:
-  """The step, from a file that this process has written, or compiled anew.
+def compile_step(trainer: TrainScan, batches: ShapeTree) -> None:
+  """Compiles the step, or takes it from JAX's cache of compiled code.
 
-  JAX's own cache does not serve here: only the first process of several writes
-  to it, and on CPUs the others do not find what that has written, because the
-  key depends on the process (`cache_key._hash_accelerator_config`). They would
-  compile everything at each start, while the first one waits for them.
+  JAX has only the first of several processes write to that cache, lest all
+  write the same. But on CPUs the key depends on the process, so that the others
+  would never find anything there: they would compile at each start, while the
+  first one waits for them.
 
   Args:
     trainer: from `data_parallel`.
     batches: see `TrainScan.compile`.
-    path: of the file; for one run only, since nothing tells whether it fits.
   """
+  state = distributed.global_state
+  own, state.process_id = state.process_id, 0
   try:
-    return serialize_executable.deserialize_and_load(
-      *pickle.loads(path.read_bytes())
-    )
-  except FileNotFoundError:
-    pass
-  compiled = trainer.compile(batches)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  temporary = path.with_suffix('.unfinished')
-  temporary.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
-  temporary.replace(path)
-  return compiled
+    trainer.compile(batches)
+  finally:
+    state.process_id = own
 
 
-def wait_for_all(timeout_seconds: float) -> None:
+def wait_for_all(num_processes: int, timeout_seconds: float) -> None:
   """Waits until all processes have come here; a process can do so once.
 
   Gloo gives the others 30 s from the first one's first step on, too little if
@@ -116,6 +100,8 @@ def wait_for_all(timeout_seconds: float) -> None:
   Raises:
     RuntimeError: if they do not come.
   """
-  client = distributed.global_state.client
-  assert client is not None
-  client.wait_at_barrier('decoupled_diloco', round(1000 * timeout_seconds))
+  multihost.sync_global_processes(
+    'decoupled_diloco',
+    timeout=max(round(timeout_seconds), 1),
+    processes=set(range(num_processes)),
+  )

@@ -72,11 +72,9 @@ class Scene:
     self.num_steps = num_steps
     self.told = []
     self.stuck = stuck  # Generations that never take a step.
-    self.num_prepared = 0
     self.last_checkpoint_fails = self.is_broken = False
     self.is_starting = True
     self.run = BaselineRun(
-      2,
       iter(faults),
       wall_seconds=wall_seconds,
       restart_seconds=1.0,
@@ -86,13 +84,12 @@ class Scene:
       spawn=self.spawn,
       newest_checkpoint=lambda: self.checkpoint,
       tell=self.told.append,
-      prepare=self.prepare,
       clock=lambda: self.now,
       sleep=self.sleep,
     )
 
-  def spawn(self, generation):
-    assert generation == len(self.generations)
+  def spawn(self):
+    generation = len(self.generations)
     workers = [FakeWorker(10 * generation + m) for m in range(2)]
     workers[0].ignores_term = self.last_checkpoint_fails
     if self.is_broken:
@@ -103,9 +100,6 @@ class Scene:
     self.is_starting = True
     self.next_step_at = self.now + 5.0
     return workers, self.reports
-
-  def prepare(self):
-    self.num_prepared += 1
 
   def report(self, **what):
     self.reports.due.append(json.dumps(what))
@@ -184,8 +178,6 @@ def test_a_death_ends_all_and_costs_what_no_checkpoint_has():
   assert log.trained_seconds == pytest.approx(7.0 + 6.0, abs=0.1)
   # The first start is none from a checkpoint, and does not count.
   assert log.starts == [{'load': 4.0, 'first step': 1.0}]
-  # Each generation has had its successors made ready, once.
-  assert scene.num_prepared == 2
 
 
 def test_a_death_while_all_start_begins_anew():

@@ -1,12 +1,8 @@
 """Real workers of the baseline: killed, they go on from their checkpoint."""
 
-import contextlib
-import os
-import pathlib
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -20,6 +16,7 @@ from decoupled_diloco.chaos.checkpoint_pace import (
 from decoupled_diloco.chaos.options import BaselineOptions
 from decoupled_diloco.chaos.schedule import FaultOptions
 from tests.chaos import small_chaos
+from tests.integration.real_runs import processes_of, wait_for
 
 
 def test_checkpoints_replace_each_other(tmp_path):
@@ -98,21 +95,9 @@ def a_small_run(folder, rounds):
   return configuring.options_of(config), path
 
 
-def living(folder) -> list[str]:
-  """Command lines of processes that name this folder."""
-  found = []
-  for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
-    with contextlib.suppress(OSError):
-      line = path.read_bytes().decode(errors='replace')
-      if str(folder) in line and path.parent.name != str(os.getpid()):
-        found.append(line)
-  return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('standby', [False, True])
-def test_a_kill(tmp_path, standby):
+def test_a_kill(tmp_path):
   options, path = a_small_run(tmp_path, rounds=30)  # 120 steps of 20 ms.
   told = []
   result = baseline.run_baseline(
@@ -122,9 +107,7 @@ def test_a_kill(tmp_path, standby):
     faults=FaultOptions(
       mean_seconds_between=0.0, schedule=((1.0, 'kill', (1,), 0.0),)
     ),
-    baseline=BaselineOptions(
-      checkpoint_seconds=0.2, stall_seconds=60.0, standby=standby
-    ),
+    baseline=BaselineOptions(checkpoint_seconds=0.2, stall_seconds=60.0),
     wall_seconds=280.0,
     tell=told.append,
   )
@@ -140,7 +123,7 @@ def test_a_kill(tmp_path, standby):
   assert result.restart_seconds is not None
   # Of an untrained model it is log(256) = 5.5 and more.
   assert result.held_out_loss is not None and 1.0 < result.held_out_loss < 4.5
-  assert not living(tmp_path)
+  assert not processes_of(tmp_path)
 
 
 @pytest.mark.slow
@@ -161,7 +144,7 @@ def test_the_end_of_the_time(tmp_path):
   [step] = checkpoint_file.steps(tmp_path / 'checkpoints')
   assert step >= result.steps > 0
   assert result.held_out_loss is not None
-  assert not living(tmp_path)
+  assert not processes_of(tmp_path)
 
 
 _MANAGER = """
@@ -176,7 +159,7 @@ config = given.get_config(folder / 'run.json')
 baseline.run_baseline(
   configuring.options_of(config), folder / 'run.json', folder,
   faults=FaultOptions(mean_seconds_between=0.0),
-  baseline=BaselineOptions(standby=True, stall_seconds=60.0),
+  baseline=BaselineOptions(stall_seconds=60.0),
   wall_seconds=1000.0, tell=print,
 )
 """
@@ -189,16 +172,9 @@ def test_workers_end_with_who_has_started_them(tmp_path):
   a_small_run(tmp_path, rounds=100_000)
   manager = subprocess.Popen([sys.executable, '-c', _MANAGER, str(tmp_path)])
   try:
-    deadline = time.monotonic() + 200.0
     # The first checkpoint: they train.
-    while not checkpoint_file.steps(tmp_path / 'checkpoints'):
-      assert manager.poll() is None
-      assert time.monotonic() < deadline
-      time.sleep(0.1)
+    wait_for(lambda: checkpoint_file.steps(tmp_path / 'checkpoints'), manager)
   finally:
     manager.kill()
     manager.wait()
-  deadline = time.monotonic() + 60.0
-  while living(tmp_path):
-    assert time.monotonic() < deadline, living(tmp_path)
-    time.sleep(0.1)
+  wait_for(lambda: not processes_of(tmp_path))

@@ -104,3 +104,23 @@ def test_learners_that_there_are_not():
   with pytest.raises(ValueError, match='name learner 7; name one of 0 to 3'):
     options.check_learners(4)
   options.check_learners(8)
+
+
+@pytest.mark.parametrize(
+  'weights, is_right',
+  [
+    ({'kill': 1.0}, False),
+    ({'kill': 1.0, 'site': 1.0, 'syncer': 1.0, 'freeze': 0.0}, False),
+    ({'kill': 1.0, 'freeze': 1.0}, True),
+  ],
+)
+def test_somebody_must_be_left(weights, is_right):
+  """Otherwise the next fault would be looked for for ever."""
+  spare = ((0, 0.0), (1, 50.0), ('syncer', 9.0))
+  options = FaultOptions(weights=weights, spare=spare, sites=((0, 1),))
+  if is_right:
+    options.check_learners(2)
+    return
+  with pytest.raises(ValueError, match='leaves nobody'):
+    options.check_learners(2)
+  options.check_learners(3)  # The third can be killed.

@@ -1,11 +1,12 @@
 """Runs of real processes, started as a user would, watched and ended."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from decoupled_diloco.auditing import audit
 from decoupled_diloco.observe.tape import Tape
@@ -31,6 +32,19 @@ def command(
     text=True,
     **settings,
   )
+
+
+@contextlib.contextmanager
+def endless_run(workdir: pathlib.Path) -> Iterator[subprocess.Popen]:
+  """A run that has merged some rounds, and does not end by itself."""
+  process = command(
+    SMALL, f'--config.workdir={workdir}', '--config.budget.rounds=100000'
+  )
+  try:
+    wait_for(lambda: rounds_merged(workdir) > 20, process)
+    yield process
+  finally:
+    process.kill()
 
 
 def wait_for(

@@ -16,8 +16,8 @@ from tests.integration.real_runs import (
   SMALL,
   assert_sound,
   command,
+  endless_run,
   processes_of,
-  rounds_merged,
   wait_for,
 )
 
@@ -84,17 +84,9 @@ def test_a_run_survives_a_kill(tmp_path):
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_in_order(tmp_path, number):
   workdir = tmp_path / 'run'
-  process = command(
-    SMALL,
-    f'--config.workdir={workdir}',
-    '--config.budget.rounds=100000',
-  )
-  try:
-    wait_for(lambda: rounds_merged(workdir) > 20, process)
+  with endless_run(workdir) as process:
     process.send_signal(number)
     output, errors = process.communicate(timeout=30.0)
-  finally:
-    process.kill()
   assert process.returncode == 128 + number, errors
   assert 'Traceback' not in errors
   assert 'stopped by' in output
